@@ -1,0 +1,40 @@
+"""How busy a load process is: CPU, memory, and how late its event loop runs. A late loop measures itself."""
+
+from __future__ import annotations
+
+import time
+
+import gevent
+import psutil
+
+BEAT = 0.05
+
+
+class Heartbeat:
+    """A greenlet that sleeps 50 ms and notes how late it woke (method section 9); `take` sums up about once a second."""
+
+    def __init__(self) -> None:
+        self.process = psutil.Process()
+        self.process.cpu_percent()
+        self.lags: list[float] = []
+        self.since = time.monotonic()
+        self.greenlet = gevent.spawn(self._beat)
+
+    def _beat(self) -> None:
+        while True:
+            before = time.perf_counter()
+            gevent.sleep(BEAT)
+            self.lags.append((time.perf_counter() - before - BEAT) * 1000.0)
+
+    def take(self) -> dict[str, float]:
+        """cpu_pct (100 = one core), lag_p99_ms and lag_max_ms since the last take, rss_mib; {} before a second is over."""
+        if time.monotonic() - self.since < 1.0 or not self.lags:
+            return {}
+        lags, self.lags, self.since = sorted(self.lags), [], time.monotonic()
+        return {
+            "time": time.time(),
+            "cpu_pct": self.process.cpu_percent(),
+            "lag_p99_ms": max(0.0, lags[int(0.99 * (len(lags) - 1))]),
+            "lag_max_ms": max(0.0, lags[-1]),
+            "rss_mib": self.process.memory_info().rss / 2**20,
+        }

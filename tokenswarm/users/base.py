@@ -1,0 +1,194 @@
+"""What all kinds of endpoint share: draw a prompt, send it, time it, record it, tell Locust."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gevent
+import msgspec
+from locust import FastHttpUser, task
+from locust.exception import StopUser
+
+from tokenswarm import prompts, targets
+from tokenswarm.record import RequestRecord
+from tokenswarm.recorder import Recorder, recorder_of
+from tokenswarm.sockets import StampedClients
+from tokenswarm.users.reading import ChatReader
+from tokenswarm.wire import Exchange, Limits, exchange
+
+
+@dataclass(slots=True)
+class Request:
+    """One request ready to go: its bytes are made before the clock starts."""
+
+    path: str
+    body: bytes
+    prompt_id: str = ""
+    items: int | None = None
+    expect: str = ""
+    stream: bool = True
+
+
+class RequestFailed(Exception):
+    """What Locust's failure table shows: the error word and the server's own words."""
+
+
+class EndpointUser(FastHttpUser):
+    """One user of one kind of endpoint, closed loop without think time.
+
+    A kind is a subclass with `kind`, `prepare` (a request of a drawn prompt) and, where answers are not
+    chat-like, `reader`."""
+
+    abstract = True
+    kind: ClassVar[str] = ""
+    profile: ClassVar[str] = ""  # profiles/<profile>.jsonl unless --prompts names another
+    apis: ClassVar[dict[str, str]] = {}  # --api word -> path; the first is the default
+    streams: ClassVar[bool] = True
+
+    def __init__(self, environment: Any) -> None:
+        self.options = environment.parsed_options
+        self.target = targets.target(self.options, self.kind)
+        self.host = self.target.url
+        o = self.options
+        tls = targets.tls(self.target.ca, o.insecure, o.client_cert) if self.host.startswith("https:") else None
+        self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout)
+        super().__init__(environment)
+        self.http = self.client_pool.get_client(self.host)
+        self.prefix = self.host.partition("://")[2].partition("/")[2]
+        self.limits = Limits(o.timeout, o.ttft_timeout, o.idle_timeout)
+        self.headers = self.target.headers()
+        self.recorder: Recorder = recorder_of(environment)
+        self.draws: prompts.Draws
+
+    def on_start(self) -> None:
+        """Join the stage, draw from a stream of our own, and start spread over the time that the stage says."""
+        loaded = load_prompts(self.options, self)
+        self.folder = loaded.path.parent
+        number, wait = self.recorder.join(self)
+        self.draws = prompts.Draws(
+            loaded, self.options.seed, self.recorder.name, number, self.options.nonce, self.options.jitter
+        )
+        gevent.sleep(wait)
+
+    def on_stop(self) -> None:
+        """Close the sockets now: the collector would leave them to the next stage."""
+        self.client_pool.close()
+        self.recorder.leave(self)
+
+    @task
+    def next_request(self) -> None:
+        """One request of the stage, or the end of this user when the stage has none left."""
+        if not self.recorder.take():
+            raise StopUser
+        self.send(self.prepare(self.draws.next()))
+
+    def prepare(self, draw: prompts.Draw) -> Request:
+        """Make the request of a drawn prompt; a kind may override it."""
+        body = self.common_body(draw)
+        return Request(self.path(), msgspec.json.encode(body), draw.prompt.id, stream=bool(body.get("stream")))
+
+    def reader(self, request: Request) -> Any:
+        """A fresh reader (wire.Reader) for one answer."""
+        return ChatReader()
+
+    def path(self) -> str:
+        """Path of the request, below the target's own path."""
+        return "/" + "/".join(filter(None, [self.prefix, api_path(self.apis, self.options.api, self.kind).strip("/")]))
+
+    def common_body(self, draw: prompts.Draw) -> dict[str, Any]:
+        """The drawn body with the model and, if the kind streams, the stream flags."""
+        body: dict[str, Any] = {"model": self.target.model, **draw.body}
+        if self.options.max_tokens and "max_tokens" in body:
+            body["max_tokens"] = self.options.max_tokens
+        if self.streams and self.options.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def send(self, request: Request) -> RequestRecord:
+        """Send, time and record one request. A user that is killed meanwhile leaves a `cancelled` record."""
+        request_id, reader, stage = uuid.uuid4().hex, self.reader(request), self.recorder.stage
+        self.recorder.in_flight += 1
+        try:
+            headers = {**self.headers, "X-Request-Id": request_id}
+            x = exchange(self.http, request.path, request.body, headers, reader, self.limits, request.stream)
+        finally:
+            self.recorder.in_flight -= 1
+        record = self.record(request, reader, x)
+        record.request_id, record.stage, record.users = request_id, stage.name, stage.users or None
+        self.recorder.add(record, x.gaps_ms())
+        self.tell_locust(request, record, x, reader)
+        if x.killed is not None:
+            raise x.killed
+        return record
+
+    def record(self, request: Request, reader: Any, x: Exchange) -> RequestRecord:
+        """The record of an exchange: stamps become ms, the reader gives counts and outcome."""
+        last = x.tokens[-1] if x.tokens and not x.error else x.last
+        streamed = bool(x.tokens)
+        return RequestRecord(
+            start_time=x.start_time,
+            endpoint=self.kind,
+            model=self.target.model,
+            profile=self.options.prompts or self.profile,
+            prompt_id=request.prompt_id,
+            status=x.status,
+            error=x.error,
+            connect_ms=x.connect_ms,
+            headers_ms=x.ms(x.head),
+            ttft_ms=x.ms(x.tokens[0]) if streamed else None,
+            ttfo_ms=x.ms(x.first_text),
+            e2e_ms=x.ms(last),
+            itl_max_ms=max(x.gaps_ms(), default=None),
+            lag_max_ms=x.lag_max_ms(),
+            clock=x.clock,
+            chunks=len(x.tokens) if request.stream else None,
+            bad_events=reader.bad_events,
+            items=request.items,
+            outcome=reader.outcome(),
+            **reader.tokens(len(x.tokens), not x.error),
+        )
+
+    def tell_locust(self, request: Request, record: RequestRecord, x: Exchange, reader: Any) -> None:
+        """Locust's own row gets E2E; TTFT and TPOT get rows that do not enter Aggregated."""
+        name = request.path
+        failure = None
+        if record.error:
+            failure = RequestFailed(f"{record.error}: {getattr(reader, 'error', '') or x.detail}"[:200])
+        self.environment.events.request.fire(
+            request_type="POST",
+            name=name,
+            response_time=record.e2e_ms,
+            response_length=x.received,
+            exception=failure,
+            context={},
+        )
+        if record.error:
+            return
+        entries = self.environment.stats.entries
+        if record.ttft_ms is not None:
+            entries[(name, "TTFT")].log(record.ttft_ms, 0)
+            if (record.output_tokens or 0) > 1 and record.e2e_ms is not None:
+                tpot = (record.e2e_ms - record.ttft_ms) / (record.output_tokens - 1)  # type: ignore[operator]
+                entries[(name, "TPOT")].log(tpot, 0)
+
+
+def api_path(apis: dict[str, str], word: str, kind: str) -> str:
+    """The path that --api names; raises ValueError in one line."""
+    if not word:
+        return next(iter(apis.values()))
+    if word not in apis:
+        raise ValueError(f"API={word!r} is not one of {', '.join(apis)} (for {kind})")
+    return apis[word]
+
+
+def load_prompts(options: Any, user: type[EndpointUser] | EndpointUser) -> prompts.Profile:
+    """The profile that a run uses, read once per process. Raises prompts.ProfileError in one line."""
+    name = options.prompts or user.profile
+    if name not in _loaded:
+        _loaded[name] = prompts.load(name)
+    return _loaded[name]
+
+
+_loaded: dict[str, prompts.Profile] = {}

@@ -1,0 +1,161 @@
+"""Reads the answers of OpenAI-style chat and completion endpoints: token? usage? how did it end?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+DETAIL_MAX = 300
+
+
+class Message(msgspec.Struct):
+    """A delta or a message; every field may be missing or null."""
+
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+    def sort(self) -> str:
+        """`text` for answer text or a tool call, `reasoning`, or "" when it carries no token (a role alone)."""
+        if self.content or any(_called(call) for call in self.tool_calls or ()):
+            return "text"
+        return "reasoning" if self.reasoning or self.reasoning_content else ""
+
+
+def _called(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and bool(function.get("name") or function.get("arguments"))
+
+
+class Choice(msgspec.Struct):
+    """One choice of a chunk or of a whole reply; `text` is /v1/completions."""
+
+    delta: Message | None = None
+    message: Message | None = None
+    text: Any = None
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct):
+    """The server's own token counts; cumulative, so the last one wins."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+
+
+class Reply(msgspec.Struct):
+    """A stream chunk or a whole reply. `error` may be an object, a string, or missing."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    object: Any = None
+    message: Any = None
+
+
+_reply = msgspec.json.Decoder(Reply)
+
+
+def error_text(error: Any) -> str:
+    """The message of an error body of any shape (object, string), cut to 300 characters."""
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return str(text)[:DETAIL_MAX]
+
+
+class ChatReader:
+    """Makes the facts of a record out of one answer, streamed or not; knows nothing of time."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.finish = ""
+        self.done = False
+        self.error = ""
+        self.bad_events = 0
+        self.seen = 0  # events that could be read
+        self.answered = False  # a token of any sort came
+        self.text: list[str] = []  # answer text, kept only by kinds that judge it
+        self.keep_text = False
+
+    def event(self, name: str, data: bytes) -> str:
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return ""
+        reply = self._decode(data)
+        if reply is None:
+            return ""
+        self.seen += 1
+        if name == "error" and not self.error:
+            self.error = error_text(data.decode("utf-8", "replace"))
+        return self._take(reply)
+
+    def body(self, data: bytes) -> None:
+        reply = self._decode(data)
+        if reply is not None:
+            self.seen += 1
+            self._take(reply)
+            self.done = bool(reply.choices)
+
+    def _decode(self, data: bytes) -> Reply | None:
+        try:
+            return _reply.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.bad_events += 1
+            return None
+
+    def _take(self, reply: Reply) -> str:
+        if reply.error or reply.object == "error":
+            self.error = self.error or error_text(reply.error or reply.message)
+            return ""
+        if reply.usage is not None and reply.usage.prompt_tokens is not None:
+            self.usage = reply.usage
+        sorts = [self._choice(choice) for choice in reply.choices or ()]
+        sort = "text" if "text" in sorts else next(filter(None, sorts), "")
+        self.answered |= bool(sort)
+        return sort
+
+    def _choice(self, choice: Choice) -> str:
+        if choice.finish_reason:
+            self.finish = choice.finish_reason
+        message = choice.delta or choice.message
+        if self.keep_text:
+            self.text.append(str((message.content if message else choice.text) or ""))
+        if choice.text:
+            return "text"
+        return message.sort() if message else ""
+
+    def verdict(self) -> str:
+        """"" for success: a finish_reason or [DONE], no error event, and not nothing at all (cases A23 to A29)."""
+        if self.error:
+            return "server_error"
+        if self.finish == "abort":
+            return "aborted"
+        if self.finish or (self.done and self.answered):
+            return ""
+        if self.bad_events and not self.answered:
+            return "bad_stream"
+        if not self.answered:
+            return "empty"
+        return "truncated"
+
+    def outcome(self) -> str:
+        """The record's outcome column: finish_reason."""
+        return self.finish
+
+    def tokens(self, chunks: int, ok: bool) -> dict[str, Any]:
+        """Token columns of the record: the server's usage if it gave any, else chunks, marked so."""
+        usage = self.usage or Usage()
+        cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
+        reasoning = (usage.completion_tokens_details or {}).get("reasoning_tokens")
+        counted = usage.completion_tokens is not None
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "cached_tokens": cached,
+            "output_tokens": usage.completion_tokens if counted else chunks or None,
+            "reasoning_tokens": reasoning,
+            "tokens_source": "usage" if counted else "chunks" if chunks else "",
+        }
