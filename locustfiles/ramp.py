@@ -9,7 +9,7 @@ errors or more. Change the plan here, or per run with STEPS=, REQUESTS_PER_USER=
 """
 
 from tokenswarm.shape import StepRamp
-from tokenswarm.users.llm import LLMUser
+from tokenswarm.users import EmbeddingUser, GuardUser, LLMUser, RerankUser, VLMUser
 
 
 class Ramp(StepRamp):
@@ -17,4 +17,4 @@ class Ramp(StepRamp):
     requests_per_user = 20
     min_requests = 100
     cooldown = 5.0
-    users = (LLMUser,)
+    users = (LLMUser, GuardUser, VLMUser, EmbeddingUser, RerankUser)  # ENDPOINT= says which

@@ -20,6 +20,7 @@ from locust.rpc.protocol import Message
 
 from tokenswarm import runs
 from tokenswarm.options import OPTIONS
+from tokenswarm.prompts import Profile
 from tokenswarm.record import header
 from tokenswarm.recorder import StageOrder, Tally
 
@@ -66,6 +67,7 @@ class Collector:
         runner.register_message("trouble", lambda environment, msg, **_: self.doubt(msg.data["text"], msg.data["worker"]))
         if environment.parsed_options and environment.parsed_options.headless:
             gevent.signal_handler(signal.SIGINT, self.interrupt)
+        environment.events.quitting.add_listener(lambda **_: self.wind_down())
 
     # -- a run's life
 
@@ -138,7 +140,7 @@ class Collector:
         """Note how the stage ended."""
         total = self.total()
         self.info["stages"][-1].update(requests=total.done, failures=total.failed, end=time.time(), end_reason=reason)
-        if reason in ("done", "errors") and total.done != self.order.requests:
+        if reason in ("done", "errors") and self.order.requests and total.done != self.order.requests:
             self.doubt(f"stage {self.order.name} has {total.done} requests, {self.order.requests} were planned")
         assert self.path is not None
         runs.save(self.path, self.info)
@@ -198,6 +200,24 @@ class Collector:
             say("interrupted: cutting the requests in flight, keeping what was measured")
             self.interrupted = True
             self._send("cancel", {})
+
+    def wind_down(self) -> None:
+        """Locust is about to quit in the middle of a run (SIGTERM, Ctrl-C in the web UI): take in what there is."""
+        if self.info.get("state") != "running":
+            return
+        self.interrupt()
+        gevent.sleep(0.2)
+        self.wait_flushed(5.0)
+        self.close_stage("interrupted")
+        self.finish("interrupted")
+
+    def wait_flushed(self, seconds: float) -> bool:
+        """Ask for the last rows and wait for them; False if some worker did not answer in time."""
+        until = time.monotonic() + seconds
+        self.flush()
+        while not self.flushed() and time.monotonic() < until:
+            gevent.sleep(0.05)
+        return self.flushed()
 
     def note_lost_workers(self) -> None:
         """Mark workers that Locust misses; their share of the load is gone."""
@@ -261,6 +281,13 @@ class Collector:
 
 def _numbers(tally: Tally) -> tuple[float, ...]:
     return (tally.started, tally.live, tally.done, tally.failed, tally.server_failed, tally.e2e_ms)
+
+
+def profile_facts(profile: Profile) -> dict[str, Any]:
+    """What run.json keeps of a profile: enough to tell whether two runs sent the same, and a guard's expected verdicts."""
+    facts = {"path": str(profile.path or ""), "sha256": profile.sha256, "prompts": len(profile.prompts)}
+    expected = {prompt.id: prompt.expect for prompt in profile.prompts if prompt.expect}
+    return {profile.name: facts | ({"expect": expected} if expected else {})}
 
 
 def versions() -> dict[str, str]:

@@ -53,6 +53,8 @@ class RequestRecord:
     tokens_source: str = ""  # `usage` or `chunks`: where output_tokens comes from
     items: int | None = None  # inputs of an embedding, documents of a rerank, images of a vision request
     outcome: str = ""  # finish_reason; for a guard its verdict
+    labels: str = ""  # a guard's categories, joined by |
+    labels: str = ""  # a guard's categories, joined by |
 
 
 COLUMNS = tuple(f.name for f in fields(RequestRecord))

@@ -77,7 +77,7 @@ class Recorder:
         """A name that the same worker of the next run has too: the seed of its draws."""
         return f"w{max(0, self.environment.runner.worker_index)}"
 
-    def join(self, user: Any) -> tuple[int, float]:
+    def join(self) -> tuple[int, float]:
         """A user starts: adds its share of the stage's requests; returns its number here and how long it waits (s)."""
         order, index = self.stage, self.tally.started
         place = index * order.workers + max(0, self.environment.runner.worker_index)
@@ -88,7 +88,7 @@ class Recorder:
         self.users += 1
         return self.users, order.spread_s * place / order.users if order.users else 0.0
 
-    def leave(self, user: Any) -> None:
+    def leave(self) -> None:
         """A user ended."""
         self.tally.live -= 1
 
@@ -178,6 +178,7 @@ class Recorder:
         if order.run != self.stage.run:
             self.seq = self.blob = self.users = 0
             self._open_spool(folder / "workers")
+            self.heartbeat.restart()
         self.pool, self.tally, self.stage = 0, Tally(), order
 
     def _on_cancel(self, environment: Any, msg: Message, **_: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from locust import LoadTestShape
 
 from tokenswarm import targets
-from tokenswarm.collector import FLUSH_TIMEOUT, Collector, say
+from tokenswarm.collector import FLUSH_TIMEOUT, Collector, profile_facts, say
 from tokenswarm.progress import Progress
 from tokenswarm.users.base import load_prompts
 
@@ -76,7 +76,7 @@ class StageShape(LoadTestShape):
             },
             options.endpoint,
             {options.endpoint: {"url": target.url, "model": target.model}},
-            {profile.name: {"path": str(profile.path), "sha256": profile.sha256, "prompts": len(profile.prompts)}},
+            profile_facts(profile),
         )
         self.progress = Progress(self.collector, self.stages, self.cooldown)
         self._state: Callable[[], Tick] = self._next

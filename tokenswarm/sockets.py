@@ -51,7 +51,8 @@ class StampedSocket(gevent.socket.socket):
             if kind == SO_TIMESTAMPNS:
                 whole, nanos = _TIMESPEC.unpack(value[:16])
                 kernel = whole * 1_000_000_000 + nanos
-        self.arrival = Stamp(time.perf_counter_ns(), kernel)
+        if data:
+            self.arrival = Stamp(time.perf_counter_ns(), kernel)
         return data
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -81,7 +82,8 @@ class StampedSSLSocket(gevent.ssl.SSLSocket):
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         data = super().recv(buflen, flags)
-        self.arrival = Stamp(time.perf_counter_ns(), 0)
+        if data:
+            self.arrival = Stamp(time.perf_counter_ns(), 0)
         return data
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -95,7 +97,28 @@ class _Opened:
     open_ns: int | None = None
     opening = False
     sock: Any = None
+    held: Any = None  # the socket that is out of the pool
     first_byte_timeout: float = 300.0
+
+    def begin(self) -> None:
+        """Forget the request before this one."""
+        self.open_ns, self.sock, self.opening = None, None, True
+
+    def drop(self) -> None:
+        """Close the socket if it is still out: the library forgets it when a kill or our deadline ends the sending,
+        and the user's next request would wait for it for ever."""
+        if self.held is not None:
+            self.release_socket(self.held)
+
+    def return_socket(self, sock: Any) -> None:
+        if sock is self.held:
+            self.held = None
+            super().return_socket(sock)  # type: ignore[misc]
+
+    def release_socket(self, sock: Any) -> None:
+        if sock is self.held:
+            self.held = None
+            super().release_socket(sock)  # type: ignore[misc]
 
     def _create_socket(self) -> Any:
         begin = time.perf_counter_ns()
@@ -104,11 +127,11 @@ class _Opened:
         return sock
 
     def get_socket(self) -> Any:
-        self.open_ns, self.sock, self.opening = None, None, True
+        self.begin()
         sock = super().get_socket()  # type: ignore[misc]
         sock.settimeout(self.first_byte_timeout)
         sock.sent, sock.arrival = (0, 0), NEVER
-        self.sock, self.opening = sock, False
+        self.sock, self.held, self.opening = sock, sock, False
         return sock
 
     def _is_socket_alive(self, sock: Any) -> bool:

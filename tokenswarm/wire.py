@@ -23,7 +23,7 @@ from tokenswarm.sockets import NEVER, Stamp
 
 CLIENT_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 CLOCK_STEP_NS = 1_000_000
-ERROR_BODY_MAX = 300
+DETAIL_MAX = 300
 
 
 class Reader(Protocol):
@@ -40,10 +40,14 @@ class Reader(Protocol):
     def verdict(self) -> str:
         """After the clean end of the answer: "" = success, else the error word."""
 
+    def refusal(self, data: bytes) -> str:
+        """What the body of an HTTP error says, for people."""
+
 
 @dataclass(slots=True)
 class Limits:
-    """Timeouts in s: a whole request; the first byte; silence in the middle of an answer."""
+    """Timeouts in s: a whole request; silence before the first token (many servers send the head at once and let
+    the request queue behind it); silence in the middle of an answer."""
 
     total: float = 600.0
     first_byte: float = 300.0
@@ -103,6 +107,7 @@ def exchange(
     """Send one request and read its answer to the end. Never raises: a failure is in `error`, a kill in `killed`."""
     x = Exchange(start_time=time.time())
     pool: Any = client._connection_pool
+    pool.begin()
     timer = gevent.Timeout(limits.total)
     timer.start()
     try:
@@ -117,6 +122,7 @@ def exchange(
         _fail(x, pool, error)
     finally:
         timer.close()
+        pool.drop()
         _opened(x, pool)
         end = Stamp(time.perf_counter_ns(), time.time_ns())
         if x.error:
@@ -143,8 +149,9 @@ def _fail(x: Exchange, pool: Any, error: BaseException) -> None:
     if x.error:  # an HTTP error status says more than its body that broke off
         return
     sent = pool.sock is not None and pool.sock.sent[0] > 0
-    x.error = _word(error, sent, started=bool(x.head.user), reused=not pool.opening and pool.open_ns is None)
-    x.detail = f"{type(error).__name__}: {error}"[:ERROR_BODY_MAX]
+    started = sent and pool.sock.arrival.user > 0
+    x.error = _word(error, sent, started, reused=not pool.opening and pool.open_ns is None)
+    x.detail = f"{type(error).__name__}: {error}"[:DETAIL_MAX]
 
 
 def _word(error: BaseException, sent: bool, started: bool, reused: bool) -> str:
@@ -154,9 +161,11 @@ def _word(error: BaseException, sent: bool, started: bool, reused: bool) -> str:
             return "client"
         case socket.gaierror():
             return "dns"
-        case ssl.SSLError() | ssl.CertificateError() if not sent:
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError() if sent:
+            return "disconnect"
+        case ssl.SSLError():  # also after sending: TLS 1.3 refuses a client certificate only then
             return "tls"
-        case _ if not sent:
+        case OSError() | gevent.Timeout() if not sent:
             return "connect"
         case gevent.Timeout() | TimeoutError():
             return "timeout"
@@ -166,7 +175,7 @@ def _word(error: BaseException, sent: bool, started: bool, reused: bool) -> str:
             return "stale" if reused and not started else "disconnect"
         case HTTPParseError() if not started and "closed" in str(error):
             return "disconnect"
-        case HTTPParseError() | UnicodeError() | ValueError() | zlib.error():
+        case HTTPParseError() | UnicodeError() | ValueError() | zlib.error() if sent:
             return "bad_stream"
         case OSError():
             return "disconnect"
@@ -186,7 +195,7 @@ def _answer(x: Exchange, sock: Any, response: Any, reader: Reader, limits: Limit
         pieces = _inflate(pieces)
     if not 200 <= x.status < 300:
         x.error = f"http_{x.status}"
-        x.detail = b"".join(pieces)[:ERROR_BODY_MAX].decode("utf-8", "replace")
+        x.detail = reader.refusal(b"".join(pieces))
     elif stream and "json" not in str(response.get("content-type") or ""):
         _events(x, pieces, reader)
         x.error = reader.verdict()
@@ -197,8 +206,7 @@ def _answer(x: Exchange, sock: Any, response: Any, reader: Reader, limits: Limit
 
 def _bytes(x: Exchange, sock: Any, response: Any, limits: Limits) -> Iterator[bytes]:
     """Body bytes as they arrive; x.last is the stamp of the latest. Always to the end, so the connection can be reused."""
-    buffer, stamp, silence = response._body_buffer, x.head, min(limits.idle, limits.total)
-    sock.settimeout(silence)
+    buffer, stamp = response._body_buffer, x.head
     try:
         while True:
             if buffer:
@@ -208,6 +216,7 @@ def _bytes(x: Exchange, sock: Any, response: Any, limits: Limits) -> Iterator[by
                 yield piece
             if response.message_complete:
                 return
+            sock.settimeout(limits.idle if x.tokens else limits.first_byte)
             data = sock.recv(65536)
             stamp = sock.arrival
             try:

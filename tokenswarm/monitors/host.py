@@ -26,6 +26,11 @@ class Heartbeat:
             gevent.sleep(BEAT)
             self.lags.append((time.perf_counter() - before - BEAT) * 1000.0)
 
+    def restart(self) -> None:
+        """Forget what was before the load: starting up is no lag of the measurement."""
+        self.lags, self.since = [], time.monotonic()
+        self.process.cpu_percent()
+
     def take(self) -> dict[str, float]:
         """cpu_pct (100 = one core), lag_p99_ms and lag_max_ms since the last take, rss_mib; {} before a second is over."""
         if time.monotonic() - self.since < 1.0 or not self.lags:

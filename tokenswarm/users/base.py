@@ -19,6 +19,9 @@ from tokenswarm.users.reading import ChatReader
 from tokenswarm.wire import Exchange, Limits, exchange
 
 
+STREAMED = frozenset({"chat", "completions"})
+
+
 @dataclass(slots=True)
 class Request:
     """One request ready to go: its bytes are made before the clock starts."""
@@ -27,7 +30,6 @@ class Request:
     body: bytes
     prompt_id: str = ""
     items: int | None = None
-    expect: str = ""
     stream: bool = True
 
 
@@ -45,7 +47,6 @@ class EndpointUser(FastHttpUser):
     kind: ClassVar[str] = ""
     profile: ClassVar[str] = ""  # profiles/<profile>.jsonl unless --prompts names another
     apis: ClassVar[dict[str, str]] = {}  # --api word -> path; the first is the default
-    streams: ClassVar[bool] = True
 
     def __init__(self, environment: Any) -> None:
         self.options = environment.parsed_options
@@ -56,7 +57,10 @@ class EndpointUser(FastHttpUser):
         self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout)
         super().__init__(environment)
         self.http = self.client_pool.get_client(self.host)
-        self.prefix = self.host.partition("://")[2].partition("/")[2]
+        self.api = choose_api(self.apis, o.api, self.kind)
+        prefix = self.host.partition("://")[2].partition("/")[2]
+        self.path = f"/{prefix}{self.apis[self.api]}".replace("//", "/")
+        self.streams = o.stream and self.api in STREAMED
         self.limits = Limits(o.timeout, o.ttft_timeout, o.idle_timeout)
         self.headers = self.target.headers()
         self.recorder: Recorder = recorder_of(environment)
@@ -64,18 +68,15 @@ class EndpointUser(FastHttpUser):
 
     def on_start(self) -> None:
         """Join the stage, draw from a stream of our own, and start spread over the time that the stage says."""
-        loaded = load_prompts(self.options, self)
-        self.folder = loaded.path.parent
-        number, wait = self.recorder.join(self)
-        self.draws = prompts.Draws(
-            loaded, self.options.seed, self.recorder.name, number, self.options.nonce, self.options.jitter
-        )
+        self.loaded, o = load_prompts(self.options, self), self.options
+        number, wait = self.recorder.join()
+        self.draws = prompts.Draws(self.loaded, o.seed, self.recorder.name, number, o.nonce, o.jitter)
         gevent.sleep(wait)
 
     def on_stop(self) -> None:
         """Close the sockets now: the collector would leave them to the next stage."""
         self.client_pool.close()
-        self.recorder.leave(self)
+        self.recorder.leave()
 
     @task
     def next_request(self) -> None:
@@ -86,23 +87,22 @@ class EndpointUser(FastHttpUser):
 
     def prepare(self, draw: prompts.Draw) -> Request:
         """Make the request of a drawn prompt; a kind may override it."""
-        body = self.common_body(draw)
-        return Request(self.path(), msgspec.json.encode(body), draw.prompt.id, stream=bool(body.get("stream")))
+        return self.request(draw, self.chat_body(draw))
+
+    def request(self, draw: prompts.Draw, body: dict[str, Any], items: int | None = None) -> Request:
+        """The request with this body; its bytes are made here."""
+        return Request(self.path, msgspec.json.encode(body), draw.prompt.id, items, bool(body.get("stream")))
 
     def reader(self, request: Request) -> Any:
         """A fresh reader (wire.Reader) for one answer."""
         return ChatReader()
 
-    def path(self) -> str:
-        """Path of the request, below the target's own path."""
-        return "/" + "/".join(filter(None, [self.prefix, api_path(self.apis, self.options.api, self.kind).strip("/")]))
-
-    def common_body(self, draw: prompts.Draw) -> dict[str, Any]:
-        """The drawn body with the model and, if the kind streams, the stream flags."""
+    def chat_body(self, draw: prompts.Draw) -> dict[str, Any]:
+        """The drawn body with the model and, if it is streamed, the stream flags."""
         body: dict[str, Any] = {"model": self.target.model, **draw.body}
-        if self.options.max_tokens and "max_tokens" in body:
+        if self.options.max_tokens:
             body["max_tokens"] = self.options.max_tokens
-        if self.streams and self.options.stream:
+        if self.streams:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
@@ -131,7 +131,7 @@ class EndpointUser(FastHttpUser):
             start_time=x.start_time,
             endpoint=self.kind,
             model=self.target.model,
-            profile=self.options.prompts or self.profile,
+            profile=self.loaded.name,
             prompt_id=request.prompt_id,
             status=x.status,
             error=x.error,
@@ -147,6 +147,7 @@ class EndpointUser(FastHttpUser):
             bad_events=reader.bad_events,
             items=request.items,
             outcome=reader.outcome(),
+            labels=reader.labels(),
             **reader.tokens(len(x.tokens), not x.error),
         )
 
@@ -174,13 +175,11 @@ class EndpointUser(FastHttpUser):
                 entries[(name, "TPOT")].log(tpot, 0)
 
 
-def api_path(apis: dict[str, str], word: str, kind: str) -> str:
-    """The path that --api names; raises ValueError in one line."""
-    if not word:
-        return next(iter(apis.values()))
-    if word not in apis:
+def choose_api(apis: dict[str, str], word: str, kind: str) -> str:
+    """The path style that --api names, or the kind's first; raises ValueError in one line."""
+    if word and word not in apis:
         raise ValueError(f"API={word!r} is not one of {', '.join(apis)} (for {kind})")
-    return apis[word]
+    return word or next(iter(apis))
 
 
 def load_prompts(options: Any, user: type[EndpointUser] | EndpointUser) -> prompts.Profile:

@@ -9,15 +9,14 @@ from tokenswarm.users.base import EndpointUser
 
 
 class LLMUser(EndpointUser):
-    """Asks a language model; records TTFT, TPOT and tokens."""
+    """Asks a language model; TTFT, TPOT and tokens."""
 
     kind = "llm"
     profile = "chat"
     apis = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
-    def common_body(self, draw: prompts.Draw) -> dict[str, Any]:
-        body = super().common_body(draw)
-        if self.options.api == "completions":
-            messages = body.pop("messages")
-            body["prompt"] = "\n\n".join(str(message["content"]) for message in messages)
+    def chat_body(self, draw: prompts.Draw) -> dict[str, Any]:
+        body = super().chat_body(draw)
+        if self.api == "completions":
+            body["prompt"] = "\n\n".join(str(message["content"]) for message in body.pop("messages"))
         return body

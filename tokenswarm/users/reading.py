@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 DETAIL_MAX = 300
+ECHO = re.compile(r"""['"]input['"]: .*""", re.DOTALL)  # a validation error repeats the prompt after this
 
 
 class Message(msgspec.Struct):
@@ -15,7 +17,7 @@ class Message(msgspec.Struct):
     content: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
-    tool_calls: Any = None
+    tool_calls: list[Any] | None = None
 
     def sort(self) -> str:
         """`text` for answer text or a tool call, `reasoning`, or "" when it carries no token (a role alone)."""
@@ -67,8 +69,28 @@ def error_text(error: Any) -> str:
     return str(text)[:DETAIL_MAX]
 
 
+def message_of(body: bytes) -> str:
+    """What an error body says: OpenAI, old vLLM, FastAPI, a bare string, HTML or text; not the input it echoes."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        said = re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace"))
+    if isinstance(said, dict):
+        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), said)
+    if isinstance(said, list):  # FastAPI: [{"loc": ["body", "messages"], "msg": "Field required", "input": ...}]
+        said = "; ".join(f"{_place(fault)}{fault.get('msg', '')}" for fault in said if isinstance(fault, dict))
+    return " ".join(ECHO.sub("", error_text(said)).split())
+
+
+def _place(fault: dict[str, Any]) -> str:
+    where = fault.get("loc")
+    return ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
+
+
 class ChatReader:
     """Makes the facts of a record out of one answer, streamed or not; knows nothing of time."""
+
+    refusal = staticmethod(message_of)
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
@@ -82,15 +104,16 @@ class ChatReader:
         self.keep_text = False
 
     def event(self, name: str, data: bytes) -> str:
+        if name == "error" and not self.error:
+            self.error = message_of(data)
         if data.strip() == b"[DONE]":
             self.done = True
+        if data.strip() in (b"[DONE]", b""):
             return ""
         reply = self._decode(data)
         if reply is None:
             return ""
         self.seen += 1
-        if name == "error" and not self.error:
-            self.error = error_text(data.decode("utf-8", "replace"))
         return self._take(reply)
 
     def body(self, data: bytes) -> None:
@@ -111,8 +134,9 @@ class ChatReader:
         if reply.error or reply.object == "error":
             self.error = self.error or error_text(reply.error or reply.message)
             return ""
-        if reply.usage is not None and reply.usage.prompt_tokens is not None:
-            self.usage = reply.usage
+        usage = reply.usage
+        if usage is not None and (usage.prompt_tokens is not None or usage.completion_tokens is not None):
+            self.usage = usage
         sorts = [self._choice(choice) for choice in reply.choices or ()]
         sort = "text" if "text" in sorts else next(filter(None, sorts), "")
         self.answered |= bool(sort)
@@ -130,7 +154,7 @@ class ChatReader:
 
     def verdict(self) -> str:
         """"" for success: a finish_reason or [DONE], no error event, and not nothing at all (cases A23 to A29)."""
-        if self.error:
+        if self.error or self.finish == "error":
             return "server_error"
         if self.finish == "abort":
             return "aborted"
@@ -146,6 +170,10 @@ class ChatReader:
         """The record's outcome column: finish_reason."""
         return self.finish
 
+    def labels(self) -> str:
+        """The record's labels column."""
+        return ""
+
     def tokens(self, chunks: int, ok: bool) -> dict[str, Any]:
         """Token columns of the record: the server's usage if it gave any, else chunks, marked so."""
         usage = self.usage or Usage()
@@ -159,3 +187,75 @@ class ChatReader:
             "reasoning_tokens": reasoning,
             "tokens_source": "usage" if counted else "chunks" if chunks else "",
         }
+
+
+class Item(msgspec.Struct):
+    """One result of an embedding, rerank, score, classify or moderation reply; the vectors are left unread."""
+
+    embedding: msgspec.Raw = msgspec.Raw(b"")
+    relevance_score: float | None = None
+    score: float | None = None
+    label: str | None = None
+    flagged: bool | None = None
+    categories: Any = None
+
+
+class Items(msgspec.Struct):
+    """A whole reply with a list of results under `data` or `results`."""
+
+    data: list[Item] | None = None
+    results: list[Item] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    object: Any = None
+    message: Any = None
+
+
+_items = msgspec.json.Decoder(Items)
+
+
+class ItemsReader:
+    """Reads replies that are one JSON body with `expected` results; there is nothing to stream."""
+
+    refusal = staticmethod(message_of)
+
+    def __init__(self, expected: int | None) -> None:
+        self.expected = expected
+        self.items: list[Item] = []
+        self.usage = Usage()
+        self.error = ""
+        self.bad_events = 0
+
+    def event(self, name: str, data: bytes) -> str:
+        self.body(data)
+        return ""
+
+    def body(self, data: bytes) -> None:
+        try:
+            reply = _items.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.bad_events += 1
+            return
+        if reply.error or reply.object == "error":
+            self.error = error_text(reply.error or reply.message)
+        self.items = reply.data or reply.results or []
+        self.usage = reply.usage or self.usage
+
+    def verdict(self) -> str:
+        """"" for success: all results are there, each with something in it."""
+        if self.error:
+            return "server_error"
+        if not self.items:
+            return "bad_stream" if self.bad_events else "empty"
+        return "truncated" if self.expected and len(self.items) < self.expected else ""
+
+    def outcome(self) -> str:
+        return ""
+
+    def labels(self) -> str:
+        return ""
+
+    def tokens(self, chunks: int, ok: bool) -> dict[str, Any]:
+        """Input tokens only; a rerank's usage may have nothing but the total."""
+        counted = self.usage.prompt_tokens if self.usage.prompt_tokens is not None else self.usage.total_tokens
+        return {"input_tokens": counted, "tokens_source": "usage" if counted is not None else ""}

@@ -1,0 +1,52 @@
+# `make` alone lists the targets. Options are variables: make ramp LLM_URL=http://gpu:16000 STEPS=1,8,32
+SHELL := /bin/sh
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help ramp demo ui check sim report test lint clean
+
+help: ## list the targets
+	@echo "make TARGET [NAME=value ...]; no server named = the built-in simulator"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 14
+	@echo "options: README.md, or .env.example"
+
+ramp: .venv/.run ## step ramp 1..100 users: where the server saturates
+	@$(PY) -m tokenswarm.launch ramp
+
+demo: .venv/.run ## a ramp of about a minute on the simulator
+	@$(PY) -m tokenswarm.launch demo
+
+ui: .venv/.run ## Locust's web UI for live runs, on 127.0.0.1 [PLAN=ramp UI_PORT=8089]
+	@$(PY) -m tokenswarm.launch ui
+
+check: .venv/.run ## preflight only: one request per target, shown as its record
+	@$(PY) -m tokenswarm.preflight
+
+sim: .venv/.run ## the simulator alone [SIM="--slots 16 --port 16000"]
+	@$(PY) -m simulator $(SIM)
+
+report: .venv/.run ## report of a stored run [RUN=latest]
+	@$(PY) -m analysis.report $(or $(RUN),latest)
+
+test: .venv/.dev ## all tests
+	@$(PY) -m pytest $(TESTS)
+
+lint: .venv/.dev ## ruff and mypy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy tokenswarm simulator analysis
+
+clean: ## take away .venv and caches (reports stay)
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
+
+.venv/bin/python:
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "tokenswarm needs Python 3.11 or newer as python3; this one is $$(python3 -V 2>&1)" >&2; exit 2; }
+	@python3 -m venv .venv || { echo "python3 -m venv failed; on Debian or Ubuntu: apt install python3-venv" >&2; exit 2; }
+
+.venv/.run: requirements.txt | .venv/bin/python
+	@echo "setting up .venv (once; about a minute)" >&2
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/.dev: requirements.txt requirements-dev.txt | .venv/bin/python
+	@echo "setting up .venv (once; about a minute)" >&2
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@ .venv/.run

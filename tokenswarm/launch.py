@@ -1,0 +1,161 @@
+"""What `make ramp` runs: simulator if no server is named, preflight, Locust headless, report. One exit code.
+
+0 done; 1 a gate failed; 2 usage; 3 preflight failed; 4 the run is invalid; 130 interrupted, what was measured kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from tokenswarm import options, runs
+
+PLANS = {path.stem for path in (Path(__file__).parent.parent / "locustfiles").glob("*.py")}
+PRESETS = {
+    "demo": {
+        "PLAN": "ramp",
+        "SIM": "--slots 16",
+        "STEPS": "1,4,8,16,32,48",
+        "REQUESTS_PER_USER": "10",
+        "MIN_REQUESTS": "40",
+        "COOLDOWN": "1",
+    }
+}
+SIM_DEFAULT = "--slots 32"
+
+
+class Usage(ValueError):
+    """A mistake in the call; its text is the line to show."""
+
+
+def main(words: list[str]) -> int:
+    """`python -m tokenswarm.launch PLAN`: run a plan, or `ui` for Locust's web UI; returns the exit code."""
+    try:
+        plan = prepare(words, os.environ)
+        values = options.from_environment()
+    except (Usage, options.OptionError) as error:
+        print(f"tokenswarm: {error}", file=sys.stderr)
+        return 2
+    simulated = "TOKENSWARM_SIM" in os.environ
+    if not simulated and not getattr(values, f"{values.endpoint}_url"):
+        return under_simulator(words, values.endpoint)
+    signal.signal(signal.SIGINT, lambda *_: None)  # Locust answers Ctrl-C; we stay to report
+    return run_ui(plan) if words[0] == "ui" else run(plan, values)
+
+
+def prepare(words: list[str], environ: "os._Environ[str]") -> str:
+    """Fill the environment: presets, .env, the simulator's targets. Returns the plan. Raises Usage, OptionError."""
+    if len(words) != 1 or words[0] not in PLANS | PRESETS.keys() | {"ui"}:
+        raise Usage(f"which plan? give one of: {', '.join(sorted(PLANS | PRESETS.keys() | {'ui'}))}")
+    for name, value in PRESETS.get(words[0], {}).items():
+        environ.setdefault(name, value)
+    options.read_dotenv(Path(".env"), environ)  # type: ignore[arg-type]
+    if "TOKENSWARM_SIM" in environ:
+        for kind in options.KINDS:
+            environ[f"{kind.upper()}_URL"] = environ["SIM_URL"]
+            environ[f"{kind.upper()}_MODEL"] = f"sim-{kind}"
+    plan = environ.get("PLAN", "live") if words[0] in ("ui", *PRESETS) else words[0]
+    if plan not in PLANS:
+        raise Usage(f"PLAN={plan!r} is not one of: {', '.join(sorted(PLANS))}")
+    return plan
+
+
+def under_simulator(words: list[str], endpoint: str) -> int:
+    """Run ourselves again with the simulator serving meanwhile."""
+    arguments = os.environ.get("SIM") or SIM_DEFAULT
+    print(f"tokenswarm: no {endpoint.upper()}_URL given: the built-in simulator ({arguments}) plays the server")
+    again = [sys.executable, "-m", "simulator", *shlex.split(arguments), "--run", sys.executable, "-m", __spec__.name, *words]
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return exit_code(subprocess.call(again, env={**os.environ, "TOKENSWARM_SIM": arguments}))
+
+
+def run(plan: str, values: SimpleNamespace) -> int:
+    """Preflight, load, report."""
+    run_dir = runs.new_run(plan)
+    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", values.endpoint, "--run-dir", str(run_dir)))
+    if code:
+        discard(run_dir)
+        return code
+    os.environ["RUN_DIR"] = str(run_dir)
+    take_model(run_dir, values.endpoint)
+    load = exit_code(locust(plan, run_dir))
+    if not (run_dir / "run.json").is_file():
+        print(f"tokenswarm: Locust ended before the run began; its last words:\n{last_words(run_dir)}", file=sys.stderr)
+        return load or 4
+    report = exit_code(python("analysis.report", str(run_dir)))
+    return load or report
+
+
+def take_model(run_dir: Path, endpoint: str) -> None:
+    """Use the model that preflight found where none was named."""
+    facts = json.loads((run_dir / "preflight.json").read_text(encoding="utf-8"))["targets"].get(endpoint, {})
+    if facts.get("model"):
+        os.environ[f"{endpoint.upper()}_MODEL"] = facts["model"]
+
+
+def discard(run_dir: Path) -> None:
+    """Nothing was measured: leave no empty run behind."""
+    for path in sorted(run_dir.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run_dir.rmdir()
+
+
+def locust(plan: str, run_dir: Path) -> int:
+    """Locust headless; its tables and log go to run.log, our progress line to the terminal."""
+    words = ["--headless", "--only-summary", "--logfile", str(run_dir / "run.log"), "--html", str(run_dir / "locust.html")]
+    words += ["--csv", str(run_dir / "locust"), "--stop-timeout", "5", *processes()]
+    with (run_dir / "run.log").open("ab") as log:
+        return python("locust", "-f", f"locustfiles/{plan}.py", *words, stdout=log)
+
+
+def processes() -> list[str]:
+    """PROCESSES=n: n load processes on a private port of their own."""
+    text = os.environ.get("PROCESSES", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise SystemExit(f"tokenswarm: PROCESSES={text!r} is not a whole number from 1")
+    if int(text) == 1:
+        return []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    bind = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-host", "127.0.0.1"]
+    return ["--processes", text, *bind, "--master-port", port]
+
+
+def run_ui(plan: str) -> int:
+    """Locust's web UI on this machine only; no preflight, since a person watches."""
+    port = os.environ.get("UI_PORT", "8089")
+    print(f"tokenswarm: open http://127.0.0.1:{port} (Ctrl-C ends it)")
+    words = ["-f", f"locustfiles/{plan}.py", "--web-host", "127.0.0.1", "--web-port", port, "--stop-timeout", "5", *processes()]
+    return exit_code(python("locust", *words))
+
+
+def python(module: str, *words: str, stdout: object = None) -> int:
+    """Run a module of ours with this Python; a SIGTERM that we get is passed on to it."""
+    child = subprocess.Popen([sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=stdout)  # type: ignore[call-overload]
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        return child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(code: int) -> int:
+    """A child's exit code as a shell would say it: 128 + signal if a signal ended it."""
+    return 128 - code if code < 0 else code
+
+
+def last_words(run_dir: Path) -> str:
+    """The end of run.log."""
+    log = run_dir / "run.log"
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]) if log.is_file() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
