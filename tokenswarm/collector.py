@@ -61,12 +61,14 @@ class Collector:
         self.files: dict[str, BinaryIO] = {}
         self.order = StageOrder()
         self.ttft: Counter[int] = Counter()  # log buckets of the stage
-        self.interrupted = False
+        self.stopping = ""  # the state that a run cut short will have: interrupted, or invalid
         runner = environment.runner
         runner.register_message("records", self._on_records)
         runner.register_message("trouble", lambda environment, msg, **_: self.doubt(msg.data["text"], msg.data["worker"]))
         if environment.parsed_options and environment.parsed_options.headless:
             gevent.signal_handler(signal.SIGINT, self.interrupt)
+            if environment.parsed_options.run_dir:  # run by the launcher, whose report follows: Locust's table is noise
+                logging.getLogger("locust.stats_logger").disabled = True
         environment.events.quitting.add_listener(lambda **_: self.wind_down())
 
     # -- a run's life
@@ -78,7 +80,7 @@ class Collector:
         options = self.environment.parsed_options
         self.path = Path(options.run_dir) if options.run_dir and not self.info else runs.new_run(phase)
         (self.path / "workers").mkdir(parents=True, exist_ok=True)
-        self.workers, self.interrupted = {}, False
+        self.workers, self.stopping = {}, ""
         heads = {
             "requests.csv": header(),
             "itl.csv": b"stage,endpoint,bucket,count\n",
@@ -194,11 +196,11 @@ class Collector:
             self.info.setdefault("reasons", []).append(text)
             say(text)
 
-    def interrupt(self) -> None:
-        """Ctrl-C: cut what is in flight (recorded as cancelled), keep what was measured."""
-        if not self.interrupted:
-            say("interrupted: cutting the requests in flight, keeping what was measured")
-            self.interrupted = True
+    def interrupt(self, state: str = "interrupted") -> None:
+        """Ctrl-C or trouble: cut what is in flight (recorded as cancelled), keep what was measured."""
+        if not self.stopping:
+            say(f"{state}: cutting the requests in flight, keeping what was measured")
+            self.stopping = state
             self._send("cancel", {})
 
     def wind_down(self) -> None:
@@ -250,8 +252,9 @@ class Collector:
             file.flush()
         except OSError as error:
             self.files.pop(name)
-            self.doubt(f"{name} cannot be written ({error.strerror}): free some space on the disk of {self.path}, then run again")
-            self.interrupt()
+            self.environment.parsed_options.html_file = ""  # Locust would fail on it in a traceback
+            self.doubt(f"{name} cannot be written ({error.strerror}): free some space for {self.path}, then run again")
+            self.interrupt("invalid")
 
     def _on_records(self, environment: Any, msg: Message, **_: Any) -> None:
         data = msg.data
@@ -265,7 +268,7 @@ class Collector:
         worker.flushed |= data["flushed"]
         worker.tally = Tally(*data["tally"])
         if data["stage"] == self.order.name:
-            self.ttft.update({index: n for index, n in data["ttft"]})
+            self.ttft.update(dict(data["ttft"]))
         self._append("requests.csv", data["data"])
         self._append("itl.csv", data["itl"])
         self._note_host(data["worker"], worker, data["host"])

@@ -63,6 +63,9 @@ def prepare(words: list[str], environ: "os._Environ[str]") -> str:
     plan = environ.get("PLAN", "live") if words[0] in ("ui", *PRESETS) else words[0]
     if plan not in PLANS:
         raise Usage(f"PLAN={plan!r} is not one of: {', '.join(sorted(PLANS))}")
+    number = environ.get("PROCESSES", "1")
+    if not number.isdigit() or int(number) < 1:
+        raise Usage(f"PROCESSES={number!r} is not a whole number from 1")
     return plan
 
 
@@ -116,16 +119,14 @@ def locust(plan: str, run_dir: Path) -> int:
 
 def processes() -> list[str]:
     """PROCESSES=n: n load processes on a private port of their own."""
-    text = os.environ.get("PROCESSES", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise SystemExit(f"tokenswarm: PROCESSES={text!r} is not a whole number from 1")
-    if int(text) == 1:
+    number = os.environ.get("PROCESSES", "1")
+    if int(number) == 1:
         return []
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     bind = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-host", "127.0.0.1"]
-    return ["--processes", text, *bind, "--master-port", port]
+    return ["--processes", number, *bind, "--master-port", port]
 
 
 def run_ui(plan: str) -> int:

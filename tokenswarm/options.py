@@ -5,6 +5,7 @@ The launcher checks the environment with it, targets.py makes Locust options of 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-KINDS = ("llm", "guard", "vlm", "embedding", "rerank")
+USERS = Path(__file__).parent / "users"
+KINDS = sorted(path.stem for path in USERS.glob("*.py") if path.stem not in ("__init__", "base", "reading"))
 
 
 def _number(low: float, what: str, cast: Callable[[str], Any] = float) -> Callable[[str], Any]:
@@ -44,7 +46,7 @@ def steps(text: str) -> list[int]:
             f"{text!r}: {bad[0] if bad else 'nothing'!r} is not a user count; give whole numbers from 1, such as 1,5,10,20"
         )
     users = [int(word) for word in words]
-    if any(b <= a for a, b in zip(users, users[1:], strict=False)):
+    if any(b <= a for a, b in itertools.pairwise(users)):
         raise argparse.ArgumentTypeError(f"{text!r} does not rise: give each user count once, smallest first, such as 1,5,10")
     return users
 

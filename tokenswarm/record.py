@@ -13,7 +13,7 @@ ERRORS = frozenset(
 )
 """Closed set of failure words; `http_NNN` (any status) joins it. docs/record.md says what each one means."""
 
-CLIENT_ERRORS = frozenset({"dns", "client", "cancelled"})
+CLIENT_ERRORS = frozenset({"dns", "client", "cancelled", "stale"})
 """Our own side's faults: never evidence of the server's limit (method section 1)."""
 
 
@@ -53,7 +53,6 @@ class RequestRecord:
     tokens_source: str = ""  # `usage` or `chunks`: where output_tokens comes from
     items: int | None = None  # inputs of an embedding, documents of a rerank, images of a vision request
     outcome: str = ""  # finish_reason; for a guard its verdict
-    labels: str = ""  # a guard's categories, joined by |
     labels: str = ""  # a guard's categories, joined by |
 
 

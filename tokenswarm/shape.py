@@ -35,7 +35,9 @@ class StageShape(LoadTestShape):
     then the cool-down, then the next stage. Locust's facts behind each step: locust.md sections 4.1 to 4.4."""
 
     abstract = True
+    runner: Any
     phase: ClassVar[str] = ""
+    cooldown: ClassVar[float] = 5.0
     users: ClassVar[tuple[Any, ...]] = ()  # the user classes a plan may load
 
     def plan(self, options: Any) -> list[Stage]:
@@ -65,20 +67,20 @@ class StageShape(LoadTestShape):
     def _begin(self) -> None:
         options = self.runner.environment.parsed_options
         self.kind = next(user for user in self.users if user.kind == options.endpoint)
-        self.stages, self.index, self.spread, self.cut = self.plan(options), -1, 1.0, False
-        self.cooldown = self.option("cooldown")
+        self.stages, self.index, self.spread = self.plan(options), -1, 1.0
+        self.rest = self.option("cooldown")
         profile, target = load_prompts(options, self.kind), targets.target(options, options.endpoint)
         self.collector.begin(
             self.phase,
             {
                 "stages": [{"stage": s.name, "users": s.users, "requests": s.requests} for s in self.stages],
-                "cooldown_s": self.cooldown,
+                "cooldown_s": self.rest,
             },
             options.endpoint,
             {options.endpoint: {"url": target.url, "model": target.model}},
             profile_facts(profile),
         )
-        self.progress = Progress(self.collector, self.stages, self.cooldown)
+        self.progress = Progress(self.collector, self.stages, self.rest)
         self._state: Callable[[], Tick] = self._next
 
     def option(self, name: str) -> Any:
@@ -105,7 +107,7 @@ class StageShape(LoadTestShape):
         self.progress.update(total)
         if total.done > self.last_done:
             self.moved, self.last_done = time.monotonic(), total.done
-        if self.collector.interrupted:
+        if self.collector.stopping:
             return self._close("interrupted") if total.live == 0 or self._stuck(10) else self._hold(stage.users)
         if total.started >= stage.users and total.live <= 0:
             return self._close("errors" if too_many_errors(total.server_failed, total.done) else "done")
@@ -123,17 +125,16 @@ class StageShape(LoadTestShape):
         self.progress.close(total, reason)
         if total.done > total.failed:
             self.spread = total.e2e_ms / (total.done - total.failed) / 1000.0
-        self.rest_until = time.monotonic() + self.cooldown
-        self.cut = reason != "done"
+        self.rest_until = time.monotonic() + self.rest
         self._state = self._rest
-        if self.cut or self.index + 1 == len(self.stages):
+        if reason != "done" or self.index + 1 == len(self.stages):
             self.collector.flush()
             self.rest_until = time.monotonic() + FLUSH_TIMEOUT
             self._state = self._end
         return self._hold(0)
 
     def _rest(self) -> Tick:
-        if self.collector.interrupted:
+        if self.collector.stopping:
             self.collector.flush()
             self._state = self._end
         elif time.monotonic() >= self.rest_until and self.runner.user_count == 0:
@@ -147,7 +148,7 @@ class StageShape(LoadTestShape):
             self.collector.doubt("not every worker handed in its last rows")
         reason = self.collector.info["stages"][-1]["end_reason"]
         state = {"timeout": "incomplete"}.get(reason, "complete")
-        self.collector.finish("interrupted" if self.collector.interrupted else state)
+        self.collector.finish(self.collector.stopping or state)
         self.progress.end()
         return None
 
@@ -161,7 +162,6 @@ class StepRamp(StageShape):
     steps: ClassVar[tuple[int, ...]] = ()
     requests_per_user: ClassVar[int] = 20
     min_requests: ClassVar[int] = 100
-    cooldown: ClassVar[float] = 5.0
 
     def plan(self, options: Any) -> list[Stage]:
         each, least = self.option("requests_per_user"), self.option("min_requests")

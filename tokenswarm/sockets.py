@@ -37,8 +37,10 @@ NEVER = Stamp(0, 0)
 class StampedSocket(gevent.socket.socket):
     """A TCP socket whose recv stops at the end of an SSE event (or of the HTTP head) and keeps the arrival stamp.
 
-    One recv that spans several segments would carry the last one's stamp, so a late reader would see the first
-    token at the second one's time; hence the peek. `sent` is set when a request's first byte is about to go."""
+    One recv that spans several segments would carry the last one's stamp; hence the peek. It cannot undo that Linux
+    merges small segments nobody has read yet and gives them the newest one's stamp: while the event loop is late, a
+    stamp is late too, by less than the loop is (monitors/host.py watches that), and never early.
+    `sent` is set when a request's first byte is about to go."""
 
     arrival: Stamp = NEVER
     sent: tuple[int, int] = (0, 0)  # (perf_counter_ns, CLOCK_REALTIME ns)

@@ -257,22 +257,9 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-class _Source:
-    """What SSEClient reads: an iterable of bytes that can be closed."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self.pieces = pieces
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self.pieces
-
-    def close(self) -> None:
-        self.pieces.close()  # type: ignore[attr-defined]
-
-
 def _events(x: Exchange, pieces: Iterator[bytes], reader: Reader) -> None:
     # latin-1 carries every byte through sseclient unharmed; the JSON decoder then judges the UTF-8 of the whole event.
-    for event in SSEClient(_Source(_lines(pieces)), char_enc="latin-1").events():
+    for event in SSEClient(_lines(pieces), char_enc="latin-1").events():
         sort = reader.event(event.event, event.data.encode("latin-1"))
         if sort:
             x.tokens.append(x.last)

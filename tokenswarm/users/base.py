@@ -54,9 +54,9 @@ class EndpointUser(FastHttpUser):
         self.host = self.target.url
         o = self.options
         tls = targets.tls(self.target.ca, o.insecure, o.client_cert) if self.host.startswith("https:") else None
-        self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout)
+        self.clients = self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout)
         super().__init__(environment)
-        self.http = self.client_pool.get_client(self.host)
+        self.http = self.clients.get_client(self.host)
         self.api = choose_api(self.apis, o.api, self.kind)
         prefix = self.host.partition("://")[2].partition("/")[2]
         self.path = f"/{prefix}{self.apis[self.api]}".replace("//", "/")
@@ -75,7 +75,7 @@ class EndpointUser(FastHttpUser):
 
     def on_stop(self) -> None:
         """Close the sockets now: the collector would leave them to the next stage."""
-        self.client_pool.close()
+        self.clients.close()
         self.recorder.leave()
 
     @task

@@ -79,7 +79,7 @@ def message_of(body: bytes) -> str:
         said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), said)
     if isinstance(said, list):  # FastAPI: [{"loc": ["body", "messages"], "msg": "Field required", "input": ...}]
         said = "; ".join(f"{_place(fault)}{fault.get('msg', '')}" for fault in said if isinstance(fault, dict))
-    return " ".join(ECHO.sub("", error_text(said)).split())
+    return " ".join(ECHO.sub("", error_text(said or "")).split())
 
 
 def _place(fault: dict[str, Any]) -> str:
