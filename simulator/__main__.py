@@ -62,7 +62,7 @@ async def forward(received: "asyncio.Queue[int]", child: asyncio.subprocess.Proc
         number = await received.get()
         if number != signal.SIGINT:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                child.send_signal(number)
+                os.kill(child.pid, number)  # send_signal() would poll, and take the exit code from the watcher
 
 
 async def until_signal(received: "asyncio.Queue[int]") -> int:

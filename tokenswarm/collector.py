@@ -19,6 +19,7 @@ import gevent
 from locust.rpc.protocol import Message
 
 from tokenswarm import runs
+from tokenswarm.histogram import quantile
 from tokenswarm.options import OPTIONS
 from tokenswarm.prompts import Profile
 from tokenswarm.record import header
@@ -47,7 +48,8 @@ class Worker:
     tally: Tally = field(default_factory=Tally)
     flushed: bool = False
     lost: bool = False
-    host: dict[str, float] = field(default_factory=dict)  # worst of cpu_pct, lag_p99_ms, lag_max_ms
+    worst: dict[str, float] = field(default_factory=dict)  # highest cpu_pct, lag_max_ms, rss_mib
+    lags: Counter[int] = field(default_factory=Counter)  # log buckets of the event loop's lag
 
 
 class Collector:
@@ -176,13 +178,12 @@ class Collector:
 
     @staticmethod
     def _facts(name: str, worker: Worker) -> dict[str, Any]:
-        worst = worker.host
         return {
             "worker": name,
             "rows": worker.rows,
-            "cpu_max_pct": worst.get("cpu_pct"),
-            "lag_p99_ms": worst.get("lag_p99_ms"),
-            "lag_max_ms": worst.get("lag_max_ms"),
+            "cpu_max_pct": worker.worst.get("cpu_pct"),
+            "lag_p99_ms": quantile(worker.lags, 0.99),
+            "lag_max_ms": worker.worst.get("lag_max_ms"),
             "offset_ms": None,
             "bound_ms": None,
         }
@@ -273,12 +274,13 @@ class Collector:
         self._append("itl.csv", data["itl"])
         self._note_host(data["worker"], worker, data["host"])
 
-    def _note_host(self, name: str, worker: Worker, host: dict[str, float]) -> None:
+    def _note_host(self, name: str, worker: Worker, host: dict[str, Any]) -> None:
         if not host:
             return
         at = host.pop("time")
+        worker.lags.update(dict(host.pop("lags")))
         for metric, number in host.items():
-            worker.host[metric] = max(number, worker.host.get(metric, 0.0))
+            worker.worst[metric] = max(number, worker.worst.get(metric, 0.0))
         self._append("host.csv", "".join(f"{at:.3f},{name},{m},{v:.3f}\n" for m, v in host.items()).encode())
 
 

@@ -173,7 +173,7 @@ def _word(error: BaseException, sent: bool, started: bool, reused: bool) -> str:
             return "truncated"
         case HTTPConnectionClosed() | ConnectionError():
             return "stale" if reused and not started else "disconnect"
-        case HTTPParseError() if not started and "closed" in str(error):
+        case HTTPParseError() if "closed" in str(error) or "EOF" in str(error):  # inside the head
             return "disconnect"
         case HTTPParseError() | UnicodeError() | ValueError() | zlib.error() if sent:
             return "bad_stream"
@@ -205,7 +205,7 @@ def _answer(x: Exchange, sock: Any, response: Any, reader: Reader, limits: Limit
 
 
 def _bytes(x: Exchange, sock: Any, response: Any, limits: Limits) -> Iterator[bytes]:
-    """Body bytes as they arrive; x.last is the stamp of the latest. Always to the end, so the connection can be reused."""
+    """Body bytes as they arrive, x.last the stamp of the latest; to the end, so the connection can be reused."""
     buffer, stamp = response._body_buffer, x.head
     try:
         while True:

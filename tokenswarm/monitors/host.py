@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from typing import Any
 
 import gevent
 import psutil
+
+from tokenswarm.histogram import bucket
 
 BEAT = 0.05
 
@@ -31,15 +35,16 @@ class Heartbeat:
         self.lags, self.since = [], time.monotonic()
         self.process.cpu_percent()
 
-    def take(self) -> dict[str, float]:
-        """cpu_pct (100 = one core), lag_p99_ms and lag_max_ms since the last take, rss_mib; {} before a second is over."""
+    def take(self) -> dict[str, Any]:
+        """cpu_pct (100 = one core), rss_mib, lag_max_ms and `lags` (log buckets: counts) since the last take; {} before
+        a second is over."""
         if time.monotonic() - self.since < 1.0 or not self.lags:
             return {}
-        lags, self.lags, self.since = sorted(self.lags), [], time.monotonic()
+        lags, self.lags, self.since = self.lags, [], time.monotonic()
         return {
             "time": time.time(),
             "cpu_pct": self.process.cpu_percent(),
-            "lag_p99_ms": max(0.0, lags[int(0.99 * (len(lags) - 1))]),
-            "lag_max_ms": max(0.0, lags[-1]),
+            "lag_max_ms": max(0.0, *lags),
             "rss_mib": self.process.memory_info().rss / 2**20,
+            "lags": [list(pair) for pair in Counter(map(bucket, lags)).items()],
         }

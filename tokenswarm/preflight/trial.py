@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from urllib.parse import urljoin
 
 import gevent
 from locust.env import Environment
 
-from tokenswarm import prompts, users
+from tokenswarm import prompts
 from tokenswarm.preflight.reach import Fault, Server, key_line, said, say
 from tokenswarm.profiles import approx_tokens, image_parts, texts
 from tokenswarm.record import RequestRecord
@@ -142,8 +143,9 @@ class Trial:
 
 
 def user_class(kind: str) -> type[EndpointUser]:
-    """The user class of a kind."""
-    return next(c for c in vars(users).values() if isinstance(c, type) and getattr(c, "kind", "") == kind)
+    """The user class of a kind: the one in its file under users/."""
+    module = import_module(f"tokenswarm.users.{kind}")
+    return next(c for c in vars(module).values() if isinstance(c, type) and getattr(c, "kind", "") == kind)
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
