@@ -25,7 +25,7 @@ PEEK = 4096
 
 
 class Stamp(NamedTuple):
-    """When bytes arrived: `user` by perf_counter_ns after recv, `kernel` by CLOCK_REALTIME in the kernel (0: unknown)."""
+    """When bytes arrived: `user` by perf_counter_ns after recv, `kernel` by the kernel's real time (0: unknown)."""
 
     user: int
     kernel: int
@@ -187,7 +187,7 @@ class StampedClients(HTTPClientPool):
             client._connection_pool = self._pool(client)
         return client
 
-    def _pool(self, client: HTTPClient) -> ConnectionPool:
+    def _pool(self, client: Any) -> ConnectionPool:
         old = client._connection_pool
         timeouts = {"connection_timeout": old.connection_timeout, "network_timeout": old.network_timeout}
         if client.ssl:
