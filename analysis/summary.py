@@ -1,0 +1,128 @@
+"""summary.json of a run: one plain dict that the text, the report and the plots are made from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from analysis import cautions, checks, curves, limits, proportions
+from analysis.frames import Run, Steady, plain, stages
+from analysis.stages import StageResult, analyse, client_idle
+
+SCHEMA = 1
+SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0}
+LOST_INVALID = 0.001  # share of lost records above which the run is invalid
+
+
+def build(run: Run) -> dict[str, Any]:
+    """Everything a report says, from the run folder alone; the same folder always gives the same summary."""
+    info = run.info
+    slo = {**SLO, **{k: v for k, v in (info.get("slo") or {}).items() if v}}
+    parts = stages(run)
+    names = list(dict.fromkeys(part.endpoint for part in parts))
+    idle = {name: client_idle([part for part in parts if part.endpoint == name]) for name in names}
+    results = [analyse(part, slo, idle[part.endpoint]) for part in parts]
+    measured = checks.meter(run, results)
+    state, reasons = _state(run, measured)
+    endpoints = {}
+    for name in names:
+        mine = [(p, r) for p, r in zip(parts, results, strict=True) if p.endpoint == name]
+        endpoints[name] = _endpoint(run, name, [p for p, _ in mine], [r for _, r in mine], idle[name])
+    staged = run.requests[run.requests["stage"] != ""]
+    return plain({
+        "schema": SCHEMA, "run": info.get("run") or run.path.name, "phase": info.get("phase") or _phase(run),
+        "date": _date(run), "simulated": bool(info.get("simulated")), "simulator": info.get("simulator") or "",
+        "state": state, "reasons": reasons, "meter": measured,
+        "requests": len(staged), "failures": int((~staged["ok"] & ~staged["cut"]).sum()),
+        "outside_stages": len(run.requests) - len(staged), "slo": slo, "seed": info.get("seed"),
+        "endpoints": endpoints, "warnings": cautions.all_of(run, parts, results, measured),
+        "provenance": {key: info.get(key) for key in ("versions", "git", "profiles", "options", "stream", "nonce")},
+    })  # fmt: skip
+
+
+def _state(run: Run, measured: dict[str, Any]) -> tuple[str, list[str]]:
+    """complete, incomplete or invalid, with every reason in a plain sentence."""
+    asked = str(run.info.get("state", ""))
+    reasons = [str(reason) for reason in run.info.get("reasons") or []]
+    state = asked if asked in ("complete", "invalid") else "incomplete"
+    if asked == "running":
+        reasons.append("the run was killed before its end")
+    if asked == "interrupted":
+        reasons.append("the run was interrupted")
+    missing, expected, words = checks.missing_records(run)
+    if missing > LOST_INVALID * expected:
+        state, reasons = "invalid", [*reasons, *words]
+    if measured["state"] == "invalid":
+        state = "invalid"
+        reasons.append("the load generator was overloaded: its numbers say nothing about the server")
+    if not len(run.requests):
+        state = "invalid"
+        reasons.append(run.notes[-1] if run.notes else "no data")
+    return state, list(dict.fromkeys(reasons))
+
+
+def _endpoint(run: Run, name: str, parts: list[Steady], results: list[StageResult], idle: float) -> dict[str, Any]:
+    target = (run.info.get("targets") or {}).get(name) or {}
+    model = target.get("model") or next(iter(parts[0].rows["model"]), "")
+    out = {
+        "model": model, "server": target.get("server") or "", "url": target.get("url") or "",
+        "max_model_len": target.get("max_model_len"), "client_idle_ms": 1000 * idle,
+        "stages": [r.figures for r in results],
+    }  # fmt: skip
+    if (run.info.get("phase") or _phase(run)) == "ramp":
+        out["limits"] = ramp(parts, results, run.info.get("seed"), idle)
+        out["usl"] = _usl(results)
+    return out
+
+
+def ramp(parts: list[Steady], results: list[StageResult], seed: int | None, idle: float = 0.0) -> dict[str, Any]:
+    """All limits of one endpoint's ramp; steps after a broken one decide nothing but the hard limit."""
+    out = limits.ramp_limits(usable(results), seed if seed is not None else 1, idle)
+    totals: dict[int, list[int]] = {}
+    for part in parts:  # a second visit to a user count adds to its first
+        fair = part.rows[~part.rows["client_fault"]]
+        seen = totals.setdefault(part.users, [0, 0])
+        seen[0], seen[1] = seen[0] + int((~fair["ok"]).sum()), seen[1] + len(fair)
+    out["hard_limit"] = proportions.hard_limit(
+        list(totals), [k for k, _ in totals.values()], [n for _, n in totals.values()]
+    )
+    judged = {r.figures["users"]: r for r in reversed(results) if r.bad is not None and r.judged}
+    if judged:
+        bad, n = [r.bad or 0 for r in judged.values()], [r.judged for r in judged.values()]
+        out["slo_capacity"] = proportions.slo_capacity(list(judged), bad, n)
+    else:
+        out["slo_capacity"] = {"users": None, "first_fail": None, "state": "insufficient", "reason": "no SLO applies"}
+    return out
+
+
+def usable(results: list[StageResult]) -> list[limits.Step]:
+    """Steps that may decide saturation, knee and queue onset: up to the first broken stage."""
+    kept = []
+    for result in results:
+        if result.figures["broken"]:
+            break
+        if result.step is not None:
+            kept.append(result.step)
+    return kept
+
+
+def _usl(results: list[StageResult]) -> dict[str, Any]:
+    steps = limits.first_visits(usable(results))
+    users, rate = np.array([s.users for s in steps], dtype=float), np.array([s.rate for s in steps])
+    knee = curves.kneedle(users, rate) if len(steps) >= 3 else None
+    return curves.describe_usl(users, rate) | {"kneedle_users": knee}
+
+
+def _phase(run: Run) -> str:
+    phases = run.requests["phase"]
+    return str(phases.iloc[0]) if len(phases) else run.path.name.rpartition("-")[2]
+
+
+def _date(run: Run) -> str:
+    """Start of the run in UTC; from the first request if run.json does not say."""
+    started = run.info.get("started")
+    if started is None and len(run.requests):
+        started = run.requests["start_time"].min()
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started is not None else "date unknown"
