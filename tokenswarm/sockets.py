@@ -34,6 +34,14 @@ class Stamp(NamedTuple):
 NEVER = Stamp(0, 0)
 
 
+def both_clocks() -> tuple[int, int]:
+    """(perf_counter_ns, CLOCK_REALTIME ns) of one moment: read again if something came between the two."""
+    while True:
+        before, real, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        if after - before < 50_000:
+            return before, real
+
+
 class StampedSocket(gevent.socket.socket):
     """A TCP socket whose recv stops at the end of an SSE event (or of the HTTP head) and keeps the arrival stamp.
 
@@ -58,7 +66,7 @@ class StampedSocket(gevent.socket.socket):
         return data
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        self.sent = (time.perf_counter_ns(), time.time_ns())
+        self.sent = both_clocks()
         super().sendall(data, flags)
 
 
@@ -89,7 +97,7 @@ class StampedSSLSocket(gevent.ssl.SSLSocket):
         return data
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        self.sent = (time.perf_counter_ns(), time.time_ns())
+        self.sent = both_clocks()
         super().sendall(data, flags)
 
 

@@ -19,7 +19,7 @@ from geventhttpclient.client import HTTPClient
 from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
 from sseclient import SSEClient
 
-from tokenswarm.sockets import NEVER, Stamp
+from tokenswarm.sockets import NEVER, Stamp, both_clocks
 
 CLIENT_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 CLOCK_STEP_NS = 1_000_000
@@ -77,7 +77,7 @@ class Exchange:
 
     def choose_clock(self) -> None:
         """`kernel` if every stamp has the kernel's time and the wall clock was not stepped meanwhile, else `user`."""
-        real, mono = time.time_ns() - self.sent[1], time.perf_counter_ns() - self.sent[0]
+        mono, real = (now - then for now, then in zip(both_clocks(), self.sent, strict=True))
         stamps = [stamp for stamp in (self.head, *self.tokens, self.last) if stamp.user]
         steady = abs(real - mono) < CLOCK_STEP_NS and self.sent[1] <= min((s.kernel for s in stamps), default=0)
         self.clock = "kernel" if steady else "user"
@@ -87,6 +87,11 @@ class Exchange:
         if not stamp.user:
             return None
         return (stamp.kernel - self.sent[1]) / 1e6 if self.clock == "kernel" else (stamp.user - self.sent[0]) / 1e6
+
+    def notes(self) -> str:
+        """The record's notes column: compression that hides arrival times, and a Retry-After, which is never obeyed."""
+        words = ["compressed"] if self.encoded else []
+        return "|".join(words + ([f"retry-after={self.retry_after}"] if self.retry_after else []))
 
     def gaps_ms(self) -> list[float]:
         """Inter-token gaps: ms between neighbouring token chunks (they start after the first token)."""
@@ -124,7 +129,7 @@ def exchange(
         timer.close()
         pool.drop()
         _opened(x, pool)
-        end = Stamp(time.perf_counter_ns(), time.time_ns())
+        end = Stamp(*both_clocks())
         if x.error:
             x.last = end
         elif not x.last.user:
@@ -141,8 +146,8 @@ def _opened(x: Exchange, pool: Any) -> None:
         x.sent = pool.sock.sent
         x.start_time = x.sent[1] / 1e9
     elif not x.sent[0]:
-        behind = time.time_ns() - int(x.start_time * 1e9)
-        x.sent = (time.perf_counter_ns() - behind, int(x.start_time * 1e9))
+        mono, real = both_clocks()
+        x.sent = (mono - real + int(x.start_time * 1e9), int(x.start_time * 1e9))
 
 
 def _fail(x: Exchange, pool: Any, error: BaseException) -> None:

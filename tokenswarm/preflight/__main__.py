@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -137,11 +138,13 @@ def main(words: list[str] | None = None) -> int:
         say(str(error))
         return 2
     options.headless = False
-    try:
-        return run(arguments, options)
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    signal.signal(signal.SIGINT, _interrupted)
+    return run(arguments, options)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    os.write(2, b"preflight: interrupted\n")  # a print may be going on right now
+    raise SystemExit(130)  # a KeyboardInterrupt would be printed by gevent's loop
 
 
 if __name__ == "__main__":

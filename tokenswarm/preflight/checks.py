@@ -143,8 +143,8 @@ def _answer(seen: Checked, trial: Trial, record: RequestRecord) -> None:
         seen.add("verdict", "warning", "the answer is no verdict that can be read: is this a guard model?")
     rtt = seen.facts["rtt_ms"]
     if record.ttft_ms is not None and record.ttft_ms < NETWORK_SHARE * rtt:
-        line = f"TTFT {ms(record.ttft_ms)} is under {NETWORK_SHARE} x RTT {ms(rtt)}: move closer"
-        seen.add("network", "warning", line)
+        line = f"TTFT {ms(record.ttft_ms)} is under {NETWORK_SHARE} x RTT {ms(rtt)}"
+        seen.add("network", "warning", f"{line}: much of it is the network's; test from nearer to the server")
 
 
 def _streaming(seen: Checked, trial: Trial, record: RequestRecord) -> None:

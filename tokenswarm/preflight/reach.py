@@ -180,6 +180,11 @@ def trouble(error: Exception, server: Server) -> str:
             return f"the TLS certificate of {url} is not trusted ({why}): {way}"
         case ssl.SSLError() if "CERTIFICATE" in str(error).upper():
             return f"{url} does not take us without a certificate of our own ({why}): give it in CLIENT_CERT"
+        case ConnectionRefusedError():
+            return f"nothing listens at {url} ({why}): start the server, or correct {name}"
+        case ssl.SSLEOFError() | ConnectionError() | http.client.HTTPException() if server.context:
+            # TLS 1.3: the refusal of a missing client certificate races with the server's closing.
+            return f"{url} breaks TLS off ({why}): if it wants a certificate of ours, give it in CLIENT_CERT"
         case ssl.SSLError():
             return f"{url} does not speak TLS ({why}): correct {name}, perhaps to http://"
         case socket.gaierror() | UnicodeError():
@@ -187,8 +192,6 @@ def trouble(error: Exception, server: Server) -> str:
             return f"the name {host!r} cannot be resolved ({why}): correct {name}, or give an IP address"
         case TimeoutError():
             return f"{url} gives no answer within {GET_TIMEOUT:g} s: check host, port and firewall, or correct {name}"
-        case ConnectionRefusedError():
-            return f"nothing listens at {url} ({why}): start the server, or correct {name}"
         case http.client.HTTPException() | ConnectionError():
             return f"{url} does not answer in HTTP ({why}): correct {name}, perhaps to https://"
     return f"{url} cannot be reached ({why}): check the network, or correct {name}"
