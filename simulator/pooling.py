@@ -79,7 +79,7 @@ async def rerank(call: Call) -> bytes | None:
 async def score(call: Call) -> bytes | None:
     """One query against many documents, or pair by pair when there are as many of each."""
     body = call.body
-    model = call.box.model(body, ("rerank",), "Score")
+    model = call.box.model(body, ("rerank", "guard"), "Score")
     firsts = as_inputs(body, "text_1" if "text_1" in body else "queries")
     seconds = as_inputs(body, "text_2" if "text_2" in body else "documents")
     firsts = firsts * len(seconds) if len(firsts) == 1 else firsts
@@ -88,9 +88,15 @@ async def score(call: Call) -> bytes | None:
     tokens = [text.pieces(a + b) + ["</s>"] * PAIR_OVERHEAD for a, b in zip(firsts, seconds, strict=True)]
     if not await compute(call, model, "score", tokens):
         return None
-    data = [{"index": index, "object": "score", "score": relevance(a, b)}
+    judge = danger if model.kind == "guard" else relevance
+    data = [{"index": index, "object": "score", "score": judge(a, b)}
             for index, (a, b) in enumerate(zip(firsts, seconds, strict=True))]
     return respond(call, model, "score", "list", data, tokens, {"completion_tokens": 0})
+
+
+def danger(prompt: str, _: str) -> float:
+    """0 to 1: how unsafe the first text is."""
+    return {"Unsafe": 0.96, "Controversial": 0.5, "Safe": 0.03}[guard.judge(prompt)[0]]
 
 
 def relevance(query: str, document: str) -> float:

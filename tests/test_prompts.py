@@ -464,3 +464,12 @@ def test_the_command_line_as_a_process() -> None:
     assert (shown.returncode, shown.stderr) == (0, "") and shown.stdout.startswith("chat: ")
     failed = run("show", "chta")
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "chat, code" in failed.stderr
+
+
+def test_a_second_run_sends_the_same_prompts_under_other_heads() -> None:
+    """Else the server's prefix cache would answer the second run."""
+    first, second = (Draws(load("chat"), 1, "w0", 1, run=run) for run in ("a", "b"))
+    for _ in range(50):
+        one, two = first.next(), second.next()
+        assert one.prompt == two.prompt
+        assert one.nonce != two.nonce and one.body != two.body

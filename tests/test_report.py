@@ -283,3 +283,8 @@ def test_full_ramp_is_reported_within_five_seconds(tmp_path: Path) -> None:
     done = call(run)
     assert done.returncode == 0 and "6,480 requests" in done.stdout and done.stderr == ""
     assert time.monotonic() - start < 15, "5 s on an idle machine; 15 leaves room for a busy one"
+
+
+def test_a_run_without_verified_certificates_says_so_loudly(tmp_path: Path) -> None:
+    run = synthetic.ramp(tmp_path / "run", (4, 8), info={"options": {"insecure": True}})
+    assert "NOT verified" in report(run)[0]

@@ -43,17 +43,18 @@ class Draw:
 class Draws:
     """Prompts drawn by weight, reproducible per (seed, worker, user) and profile.
 
-    The same four give the same bodies again, so use each (worker, user) for one Draws only in a run, and let
-    `worker` be a number or name that the next run has too, not a process id.
+    The same four draw the same prompts again, so use each (worker, user) for one Draws only in a run, and let
+    `worker` be a number or name that the next run has too, not a process id. `run` goes into the nonces alone: a
+    second run sends the same prompts under other heads, or the server's prefix cache would answer it.
     """
 
     def __init__(self, profile: Profile, seed: int, worker: str, user: int, nonce: bool = True,
-                 jitter: float = 0.10) -> None:  # fmt: skip
+                 jitter: float = 0.10, run: str = "") -> None:  # fmt: skip
         self.prompts = profile.prompts
         self.weights = list(itertools.accumulate(prompt.weight for prompt in profile.prompts))
         self.stream = json.dumps([profile.name, seed, str(worker), user])
         self.random = random.Random(self.stream)
-        self.nonce, self.jitter, self.count = nonce, jitter, 0
+        self.nonce, self.jitter, self.run, self.count = nonce, jitter, run, 0
 
     def next(self) -> Draw:
         """The next prompt with a fresh body, its nonce in place and a fixed output length jittered."""
@@ -68,7 +69,7 @@ class Draws:
         return Draw(prompt, body, nonce)
 
     def _nonce(self) -> str:
-        text = f"{self.stream}{self.count}".encode()
+        text = f"{self.run}{self.stream}{self.count}".encode()
         return hashlib.blake2b(text, digest_size=NONCE_HEX // 2).hexdigest()
 
 

@@ -109,6 +109,7 @@ class _Opened:
     sock: Any = None
     held: Any = None  # the socket that is out of the pool
     first_byte_timeout: float = 300.0
+    keepalive = True
 
     def begin(self) -> None:
         """Forget the request before this one."""
@@ -121,7 +122,9 @@ class _Opened:
             self.release_socket(self.held)
 
     def return_socket(self, sock: Any) -> None:
-        if sock is self.held:
+        if not self.keepalive:
+            self.release_socket(sock)
+        elif sock is self.held:
             self.held = None
             super().return_socket(sock)  # type: ignore[misc]
 
@@ -180,13 +183,17 @@ class StampedClients(HTTPClientPool):
     """A FastHttpUser's client_pool whose sockets are stamped; one per user, since users share no connections."""
 
     def __init__(
-        self, context: gevent.ssl.SSLContext | None, connect_timeout: float, first_byte_timeout: float
+        self,
+        context: gevent.ssl.SSLContext | None,
+        connect_timeout: float,
+        first_byte_timeout: float,
+        keepalive: bool = True,
     ) -> None:
         arguments: dict[str, Any] = {"connection_timeout": connect_timeout, "network_timeout": first_byte_timeout}
         if context is not None:  # else the library builds a context for each client, 50 ms of a stalled loop
             arguments |= {"ssl_context_factory": lambda **_: context, "insecure": not context.check_hostname}
         super().__init__(**arguments)
-        self.context, self.first_byte_timeout = context, first_byte_timeout
+        self.context, self.first_byte_timeout, self.keepalive = context, first_byte_timeout, keepalive
 
     def get_client(self, url: Any) -> HTTPClient:
         known = len(self.clients)
@@ -203,7 +210,7 @@ class StampedClients(HTTPClientPool):
             pool: Any = StampedSSLPool(client.host, client.port, self.context, **timeouts)
         else:
             pool = StampedPool(client.host, client.port, client.host, client.port, **timeouts)
-        pool.first_byte_timeout = self.first_byte_timeout
+        pool.first_byte_timeout, pool.keepalive = self.first_byte_timeout, self.keepalive
         return pool
 
 

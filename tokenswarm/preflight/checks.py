@@ -119,6 +119,8 @@ def _requests(seen: Checked, there: Server, options: Any) -> None:
     except (ValueError, OSError) as error:
         raise Fault("request", str(error)) from None
     try:
+        if options.input_tokens:
+            _calibrate(seen, trial)
         seen.record = record = trial.send()
         if record.error:
             raise Fault("request", trial.explain(record))
@@ -129,6 +131,19 @@ def _requests(seen: Checked, there: Server, options: Any) -> None:
         _largest(seen, trial)
     finally:
         trial.close()
+
+
+def _calibrate(seen: Checked, trial: Trial) -> None:
+    """Synthetic prompts get the wanted length without a tokenizer of our own."""
+    try:
+        found = trial.calibrate()
+    except ProfileError as error:
+        raise Fault("INPUT_TOKENS", str(error)) from None
+    if found is None:
+        seen.add("INPUT_TOKENS", "warning", "no usage in the answers, so the prompts' length is a guess")
+        return
+    seen.facts |= {"tokens_per_word": found[0], "prompt_overhead": found[1]}
+    seen.add("INPUT_TOKENS", "ok", f"{found[0]:.2f} tokens a word, {found[1]:.0f} of the frame, by the server's count")
 
 
 def _answer(seen: Checked, trial: Trial, record: RequestRecord) -> None:
@@ -161,7 +176,9 @@ def _streaming(seen: Checked, trial: Trial, record: RequestRecord) -> None:
 def _largest(seen: Checked, trial: Trial) -> None:
     """The profile's largest prompt is taken by the server, and its request found the connection open."""
     prompt, limit = trial.largest(), seen.facts["max_model_len"]
-    record = trial.send(prompt)
+    record = first = trial.send(prompt)
+    if first.error == "stale":  # closed behind our back; that is a matter of keep-alive, not of this prompt
+        record = trial.send(prompt)
     known, output = record.input_tokens is not None, trial.output(prompt)
     need = record.input_tokens + output if record.input_tokens is not None else trial.tokens(prompt)
     images = f", {record.items} images" if seen.kind == "vlm" else ""
@@ -174,7 +191,10 @@ def _largest(seen: Checked, trial: Trial) -> None:
         seen.add("largest prompt", "warning", line)
     else:
         seen.add("largest prompt", "ok", f"{size}{context}")
-    _keep_alive(seen, record)
+    _keep_alive(seen, first)
+    if record.items and seen.kind == "vlm" and not record.error and (each := trial.image_tokens(prompt, record)):
+        seen.facts["image_tokens"] = each
+        seen.add("images", "ok", f"about {each:.0f} input tokens each, by the server's count")
 
 
 def _keep_alive(seen: Checked, record: RequestRecord) -> None:
@@ -182,7 +202,7 @@ def _keep_alive(seen: Checked, record: RequestRecord) -> None:
     if seen.facts["keepalive"]:
         seen.add("keep-alive", "ok", "the second request used the first one's connection")
     else:
-        line = "the server closes after an answer, so each request opens a connection; see its keep-alive"
+        line = "the server closes after an answer, so each request opens a connection (KEEPALIVE=0)"
         seen.add("keep-alive", "warning", line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from dataclasses import replace
@@ -17,9 +18,10 @@ from tokenswarm.preflight.reach import Fault, Server, key_line, said, say
 from tokenswarm.profiles import approx_tokens, image_parts, texts
 from tokenswarm.record import RequestRecord
 from tokenswarm.recorder import Recorder
-from tokenswarm.users.base import EndpointUser
+from tokenswarm.users.base import EndpointUser, load_prompts
 
 PATIENCE = 10.0
+CALIBRATION_WORDS = (40, 240)
 BURST_MS = 0.1  # no model makes 10,000 tokens/s for one user: chunks closer than this were held back on the way
 EXPLAINED = {
     "dns": "the name could not be resolved",
@@ -78,6 +80,36 @@ class Trial:
         o, profile = self.user.options, self.user.loaded
         profile = replace(profile, prompts=(only,)) if only else profile
         return prompts.Draws(profile, o.seed, "preflight", time.time_ns(), o.nonce, o.jitter)
+
+    def calibrate(self) -> tuple[float, float] | None:
+        """(tokens per word, tokens of the frame) of synthetic prompts, from the server's own counts of two; None
+        where it gives no usage. From then on the user draws prompts of the calibrated length."""
+        counts: list[int] = []
+        for words in CALIBRATION_WORDS:
+            message = {"role": "user", "content": prompts.synthetic_text(words, words)}
+            record = self.send(prompts.Prompt(f"calibration-{words}", 1, {"messages": [message], "max_tokens": 1}))
+            if record.error:
+                raise Fault("INPUT_TOKENS", self.explain(record))
+            if record.input_tokens is None:
+                return None
+            counts.append(record.input_tokens)
+        short, long = CALIBRATION_WORDS
+        options = self.user.options
+        found = prompts.calibrate(short, counts[0], long, counts[1])
+        options.tokens_per_word, options.prompt_overhead = found
+        self.user.loaded = load_prompts(options, self.user, fresh=True)
+        return found
+
+    def image_tokens(self, prompt: prompts.Prompt, whole: RequestRecord) -> float | None:
+        """Input tokens of an image: the prompt's count less that of the same prompt without its images, per image."""
+        body = copy.deepcopy(prompt.body)
+        for message in body["messages"]:
+            if isinstance(message["content"], list):
+                message["content"] = [part for part in message["content"] if part.get("type") != "image_url"]
+        bare = self.send(replace(prompt, body=body | {"max_tokens": 1}))
+        if bare.input_tokens is None or whole.input_tokens is None or not whole.items:
+            return None
+        return (whole.input_tokens - bare.input_tokens) / whole.items
 
     def largest(self) -> prompts.Prompt:
         """The profile's prompt with the most images, then with the most tokens (roughly)."""

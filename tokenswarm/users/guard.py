@@ -12,8 +12,11 @@ from tokenswarm.users.reading import ChatReader, ItemsReader
 SAFETY = re.compile(r"\bSafety:\s*(Safe|Unsafe|Controversial)\b", re.IGNORECASE)
 CATEGORIES = re.compile(r"\bCategor(?:y|ies):\s*(.+)", re.IGNORECASE)
 ONE_WORD = re.compile(r"\s*(safe|unsafe|controversial)\b[\s,]*(.*)", re.IGNORECASE | re.DOTALL)
-UNSAFE_LABELS = re.compile(r"unsafe|toxic|harm|jailbreak|injection|label_1", re.IGNORECASE)
-SAFE_LABELS = re.compile(r"\bsafe|benign|neutral|label_0", re.IGNORECASE)
+LABELS = (  # the first that matches counts: "harmless" and "non-toxic" must not read as harm
+    ("safe", re.compile(r"\b(safe|benign|neutral|normal|harmless)\b|non?t?[-_ ]?toxic|label_0", re.IGNORECASE)),
+    ("controversial", re.compile(r"controversial", re.IGNORECASE)),
+    ("unsafe", re.compile(r"unsafe|toxic|harm|jailbreak|injection|label_1", re.IGNORECASE)),
+)
 SCORE_UNSAFE = 0.5
 
 
@@ -52,7 +55,7 @@ class ItemGuardReader(ItemsReader):
         if item.flagged is not None:
             return "unsafe" if item.flagged else "safe"
         if item.label is not None:
-            return "unsafe" if UNSAFE_LABELS.search(item.label) else "safe" if SAFE_LABELS.search(item.label) else "unparsed"
+            return next((verdict for verdict, label in LABELS if label.search(item.label)), "unparsed")
         if item.score is not None:
             return "unsafe" if item.score >= SCORE_UNSAFE else "safe"
         return "unparsed"
