@@ -14,6 +14,9 @@ from analysis.frames import Run, Steady
 from analysis.stages import StageResult
 
 
+SHEDDING = ("http_429", "http_503")
+
+
 @dataclass
 class Caution:
     """One warning in three short sentences."""
@@ -26,15 +29,24 @@ class Caution:
 def all_of(run: Run, parts: list[Steady], results: list[StageResult], meter: dict[str, Any]) -> list[dict[str, str]]:
     """All warnings of a run, most basic first; `meter` is the verdict of checks.meter."""
     staged = run.requests[run.requests["stage"] != ""]
-    found = [*_damage(run), *_client(meter), *_failures(staged), *_answers(staged[staged["ok"]])]
+    found = [*_settings(run), *_damage(run), *_client(meter), *_failures(staged), *_answers(staged[staged["ok"]])]
     ramp = "ramp" in set(staged["phase"])
     for part, result in zip(parts, results, strict=True):
         found += _stage(part, result.figures)
         if result.figures["unusable"] and (ramp or part.finished):
             found.append(_left_out(part, result.figures["unusable"], ramp))
-    found += _visits(results)
+    found += _visits(results) if ramp else []
     found += _clocks(staged, parts)
     return [{"seen": c.seen, "why": c.why, "try": c.try_} for c in found]
+
+
+def _settings(run: Run) -> Iterator[Caution]:
+    if (run.info.get("options") or {}).get("insecure"):
+        yield Caution(
+            "TLS certificates were NOT verified (INSECURE=1)",
+            "anybody may have answered in the server's place",
+            "name the server's CA file, such as LLM_CA=ca.pem, and leave INSECURE out",
+        )
 
 
 def _damage(run: Run) -> Iterator[Caution]:
@@ -75,6 +87,15 @@ def _failures(rows: pd.DataFrame) -> Iterator[Caution]:
             f"{faults.sum()} failures on our own side ({words})",
             "they are no limit of the server and are left out of the hard limit",
             "check the options, the limit of open files (ulimit -n) and name resolution",
+        )
+    shed = rows[rows["error"].isin(SHEDDING)]
+    if len(shed):
+        asked = shed["notes"].str.extract(r"retry-after=([^|]+)")[0].dropna() if "notes" in shed else ()
+        wait = f", Retry-After {asked.iloc[0]} asked for" if len(asked) else ""
+        yield Caution(
+            f"{len(shed)} requests were refused by the server to shed load ({', '.join(sorted(set(shed['error'])))}{wait})",
+            "a limit by the server's own policy: the accepted requests look better than what users get",
+            "raise the server's queue limit or add capacity; a refusal was never sent again",
         )
     late = rows.loc[rows["error"] == "timeout", "e2e_ms"]
     if len(late):

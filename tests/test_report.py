@@ -288,3 +288,9 @@ def test_full_ramp_is_reported_within_five_seconds(tmp_path: Path) -> None:
 def test_a_run_without_verified_certificates_says_so_loudly(tmp_path: Path) -> None:
     run = synthetic.ramp(tmp_path / "run", (4, 8), info={"options": {"insecure": True}})
     assert "NOT verified" in report(run)[0]
+
+
+def test_load_shedding_is_told_apart_from_failures(tmp_path: Path) -> None:
+    run = synthetic.ramp(tmp_path / "run", (4, 8, 16), errors={16: 0.3})
+    text = report(run)[0]
+    assert "refused by the server to shed load (http_503)" in text

@@ -176,9 +176,7 @@ def _streaming(seen: Checked, trial: Trial, record: RequestRecord) -> None:
 def _largest(seen: Checked, trial: Trial) -> None:
     """The profile's largest prompt is taken by the server, and its request found the connection open."""
     prompt, limit = trial.largest(), seen.facts["max_model_len"]
-    record = first = trial.send(prompt)
-    if first.error == "stale":  # closed behind our back; that is a matter of keep-alive, not of this prompt
-        record = trial.send(prompt)
+    record = trial.send(prompt)
     known, output = record.input_tokens is not None, trial.output(prompt)
     need = record.input_tokens + output if record.input_tokens is not None else trial.tokens(prompt)
     images = f", {record.items} images" if seen.kind == "vlm" else ""
@@ -191,14 +189,14 @@ def _largest(seen: Checked, trial: Trial) -> None:
         seen.add("largest prompt", "warning", line)
     else:
         seen.add("largest prompt", "ok", f"{size}{context}")
-    _keep_alive(seen, first)
+    _keep_alive(seen, record, trial.closed)
     if record.items and seen.kind == "vlm" and not record.error and (each := trial.image_tokens(prompt, record)):
         seen.facts["image_tokens"] = each
         seen.add("images", "ok", f"about {each:.0f} input tokens each, by the server's count")
 
 
-def _keep_alive(seen: Checked, record: RequestRecord) -> None:
-    seen.facts["keepalive"] = record.connect_ms is None and record.error != "stale"
+def _keep_alive(seen: Checked, record: RequestRecord, closed: bool) -> None:
+    seen.facts["keepalive"] = record.connect_ms is None and not closed
     if seen.facts["keepalive"]:
         seen.add("keep-alive", "ok", "the second request used the first one's connection")
     else:

@@ -51,7 +51,7 @@ class Trial:
     """One user of a kind with everything it needs. Raises ProfileError, ValueError (in one line), OSError."""
 
     def __init__(self, server: Server, options: Any) -> None:
-        self.server, self.kind, self.words = server, server.target.kind, ""
+        self.server, self.kind, self.words, self.closed = server, server.target.kind, "", False
         environment: Any = Environment(parsed_options=options)
         environment.create_local_runner()
         self.notebook = environment.recorder = Notebook(environment)
@@ -66,8 +66,12 @@ class Trial:
         """Send a drawn prompt, or this one; after 10 s say that it is being waited for. Raises Fault."""
         waiting = gevent.spawn_later(PATIENCE, say, f"{self.kind}: no end of the answer after {PATIENCE:g} s; waiting")
         try:
-            request = self.user.prepare(self._draws(only).next())
-            return self.user.send(request)
+            draws = self._draws(only)
+            record = self.user.send(self.user.prepare(draws.next()))
+            if record.error != "stale":
+                return record
+            self.closed = True  # behind our back: a matter of keep-alive, not of this prompt
+            return self.user.send(self.user.prepare(draws.next()))
         except KeyError as error:
             name = self.user.loaded.name
             line = f"profile {name!r} has no {error} in a body, which {self.kind} needs: choose another with PROMPTS"
