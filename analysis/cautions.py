@@ -223,7 +223,7 @@ def _visits(results: list[StageResult]) -> Iterator[Caution]:
 
 def _clocks(rows: pd.DataFrame, parts: list[Steady]) -> Iterator[Caution]:
     user = (rows["clock"] == "user").mean() if len(rows) else 0
-    if user:
+    if user >= 0.01:
         yield Caution(
             f"{user:.0%} of the requests were timed by the program's clock, not the kernel's",
             "waiting in our event loop is part of those latencies; lag_max_ms bounds it",
