@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator import errors
+from simulator.cards import Card
 from simulator.engine import Seq
-from simulator.faults import Rates
+from simulator.faults import Burst, Rates
 from simulator.images import Image
 from simulator.metrics import Stats
 from simulator.pace import EnginePace, ExactPace
@@ -53,6 +54,8 @@ class Box:
     queue_limit: int | None = None
     api_key: str | None = None
     created: int = 0
+    cards: list[Card] = field(default_factory=list)
+    burst: Burst = field(default_factory=Burst)
 
     def model(self, body: dict[str, Any], kinds: tuple[str, ...], api: str) -> Model:
         """The model a request names (the first fitting one if it names none)."""
@@ -67,6 +70,8 @@ class Box:
         raise errors.wrong_model(str(name), [model.name for model in self.models])
 
     def admit(self, model: Model) -> None:
+        if self.burst.on(asyncio.get_running_loop().time()):
+            raise errors.engine_failed()
         if self.queue_limit is not None and model.pace.queued >= self.queue_limit:
             model.stats.rejections += 1
             raise errors.busy()

@@ -69,6 +69,7 @@ class Engine:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.slowdown = 1.0  # how many engines the card's time is shared by
         self._started: float | None = None
 
     def fits(self, seq: Seq) -> bool:
@@ -107,7 +108,7 @@ class Engine:
         duration = cfg.step_s + prefill * cfg.prefill_token_s + len(batch) * cfg.seq_s + images * cfg.encoder_token_s
         if self._started is None:
             self._started = now
-        duration += cfg.leak_s_per_s * (now - self._started)
+        duration = (duration + cfg.leak_s_per_s * (now - self._started)) * self.slowdown
         end = now + duration
         outputs = [(seq, *done) for seq, new in batch if (done := self._advance(seq, new, end))]
         return Step(duration, outputs, sum(new for _, new in batch))

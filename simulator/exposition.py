@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from simulator.box import Box, Model
+from simulator.cards import Card
 from simulator.kvcache import BLOCK_SIZE
 from simulator.metrics import Histogram
 
@@ -131,9 +132,19 @@ def add_model(page: Page, model: Model) -> None:
     page.add("simulator:token_lateness_max_seconds", "gauge", "Longest so far.", base[1:], [((), stats.lateness_max)])
 
 
+def add_card(page: Page, card: Card) -> None:
+    """GPU gauges in dcgm-exporter's names; the labels say that nothing of it is real."""
+    labels: Labels = (("gpu", str(card.index)), ("UUID", f"GPU-simulated-{card.index}"), ("device", f"sim{card.index}"),
+                      ("modelName", "Simulated RTX 4090 D"), ("Hostname", "simulator"))
+    for name, value in card.gauges(asyncio.get_running_loop().time()).items():
+        page.add(name, "gauge", "Of a simulated card.", labels, [((), value)])
+
+
 async def render(box: Box) -> bytes:
     """The whole page; tokens that fall due meanwhile go out between two models."""
     page = Page()
+    for card in box.cards:
+        add_card(page, card)
     for model in box.models:
         add_model(page, model)
         await asyncio.sleep(0)

@@ -16,6 +16,17 @@ class Rates:
 
 
 @dataclass(slots=True, frozen=True)
+class Burst:
+    """HTTP 500 for every request of this span of the loop's time."""
+
+    start: float = 0.0
+    end: float = 0.0
+
+    def on(self, now: float) -> bool:
+        return self.start <= now < self.end
+
+
+@dataclass(slots=True, frozen=True)
 class Fault:
     kind: str
     at: int  # happens instead of (a stall: before) this token, counted from 1

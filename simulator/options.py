@@ -5,11 +5,13 @@ import random
 import sys
 import time
 from asyncio import AbstractEventLoop
+from dataclasses import replace
 from typing import NoReturn
 
 from simulator.box import Box, Model
+from simulator.cards import LAYOUT, parse_layout, place, share_memory
 from simulator.engine import Config, Engine
-from simulator.faults import Rates
+from simulator.faults import Burst, Rates
 from simulator.kvcache import BLOCK_SIZE
 from simulator.metrics import Stats
 from simulator.pace import EnginePace, ExactPace
@@ -43,6 +45,25 @@ def number(low: float, high: float = float("inf"), whole: bool = False):  # type
     return parse
 
 
+def span(given: str) -> tuple[float, float]:
+    """`AT:FOR` in seconds as (start, end)."""
+    try:
+        at, length = map(float, given.split(":"))
+    except ValueError:
+        at = length = -1.0
+    if at < 0 or length < 0:
+        raise argparse.ArgumentTypeError(f"{given!r} should be AT:FOR in seconds, such as 60:5")
+    return at, at + length
+
+
+def layout(given: str) -> list[list[str]]:
+    """Kinds by card."""
+    try:
+        return parse_layout(given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def parser() -> Parser:
     whole, real, chance = number(0, 1e9, True), number(0), number(0, 1)
     p = Parser(prog="python -m simulator", description="A pretend vLLM with known limits.", allow_abbrev=False,
@@ -65,6 +86,10 @@ def parser() -> Parser:
     add("--inband-error-rate", type=chance, default=0, help="share of streams that bring an error event")
     add("--stall-rate", type=chance, default=0, help="share of streams that pause once for --stall-ms")
     add("--stall-ms", type=real, default=1000)
+    add("--error-burst", type=span, default=(0.0, 0.0), metavar="AT:FOR",
+        help="HTTP 500 to everything, from AT s after the start for FOR s")
+    add("--cards", type=layout, default=LAYOUT, help=f"which kinds share which card: {LAYOUT}")
+    add("--leak-mib-per-min", type=real, default=0, help="memory of the llm's card grows by so much")
     add("--leak-ms-per-min", type=real, default=0, help="a step takes this much longer with every minute")
     add("--queue-limit", type=whole, help="HTTP 503 once this many requests wait for a slot")
     add("--api-key", help="ask for it under /v1")
@@ -95,6 +120,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
     if options.max_num_batched_tokens < options.slots:
         p.error(f"--max-num-batched-tokens {options.max_num_batched_tokens} is below --slots {options.slots}: every"
                 " sequence in the batch needs one")
+    for kinds in options.cards:
+        for kind, blocks in share_memory(kinds, kv_blocks(options)).items():
+            if len(kinds) > 1 and blocks * BLOCK_SIZE < (options.max_model_len if kind == "llm" else 8192):
+                p.error(f"--cards: {' + '.join(kinds)} on one card leave {kind} a KV cache too small for one context")
     if options.step_ms == 0 and not options.seq_us and options.ttft_ms is None:
         p.error("a step must take time: give --step-ms or --seq-us above 0")
     return options, command
@@ -110,19 +139,30 @@ def llm_config(options: argparse.Namespace) -> Config:
         leak_s_per_s=options.leak_ms_per_min / 1e3 / 60)
 
 
+def configs(options: argparse.Namespace) -> dict[str, Config]:
+    return {"llm": llm_config(options), "guard": GUARD, "vlm": VLM, "embedding": EMBEDDING, "rerank": RERANK}
+
+
+def kv_blocks(options: argparse.Namespace) -> dict[str, int]:
+    """KV-cache blocks each engine would have on a card of its own."""
+    return {kind: config.kv_blocks for kind, config in configs(options).items()}
+
+
 def build(options: argparse.Namespace, loop: AbstractEventLoop) -> Box:
-    """The box with its five engines."""
-    models = []
-    configs = {"llm": llm_config(options), "guard": GUARD, "vlm": VLM, "embedding": EMBEDDING, "rerank": RERANK}
-    for kind, config in configs.items():
+    """The box with its five engines on their cards."""
+    models, blocks = [], kv_blocks(options)
+    cards = place(options.cards, blocks, loop.time(), options.leak_mib_per_min / 60)
+    for kind, config in configs(options).items():
+        config = replace(config, kv_blocks=share_memory(cards[kind].kinds, blocks)[kind])
         length = options.max_model_len if kind == "llm" else 8192
         stats = Stats(length)
-        pace: EnginePace | ExactPace = EnginePace(loop, stats, Engine(config))
+        pace: EnginePace | ExactPace = EnginePace(loop, stats, Engine(config), cards[kind])
         if kind == "llm" and options.ttft_ms is not None:
             pace = ExactPace(loop, stats, options.ttft_ms / 1e3, options.tpot_ms / 1e3, config.kv_blocks)
         models.append(Model(getattr(options, f"{kind}_model"), kind, length, pace, stats,
                             random.Random(f"{options.seed} {kind}")))
     rates = Rates(options.error_rate, options.cut_rate, options.inband_error_rate, options.stall_rate,
                   options.stall_ms / 1e3)
-    return Box(models, rates, options.output_tokens, options.queue_limit,
-               options.api_key, int(time.time()))
+    burst = Burst(*(loop.time() + at for at in options.error_burst))
+    return Box(models, rates, options.output_tokens, options.queue_limit, options.api_key, int(time.time()),
+               list({card.index: card for card in cards.values()}.values()), burst)

@@ -6,6 +6,7 @@ import select
 import selectors
 from typing import Protocol
 
+from simulator.cards import Card
 from simulator.engine import Engine, Seq
 from simulator.metrics import Stats
 
@@ -40,9 +41,10 @@ class Pace:
 class EnginePace(Pace):
     """Runs an Engine's steps in real time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, stats: Stats, engine: Engine) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, stats: Stats, engine: Engine, card: Card) -> None:
         super().__init__(loop, stats)
         self.engine = engine
+        self.card = card
         self.busy = False
         self.kv_blocks = engine.config.kv_blocks
 
@@ -89,8 +91,10 @@ class EnginePace(Pace):
         self._start(self.loop.time())
 
     def _start(self, now: float) -> None:
+        self.engine.slowdown = self.card.begin(now)
         step = self.engine.step(now)
         if step is None:
+            self.card.end(now)
             self.busy = False
             return
         self.stats.step(step.tokens)
@@ -99,6 +103,7 @@ class EnginePace(Pace):
 
     def _finish(self, due: float, batch: list[tuple[Seq, int, str | None, bytes]]) -> None:
         self._emit(due, [entry for entry in batch if entry[0].finish_reason != "abort"])
+        self.card.end(due)
         behind = self.loop.time() - due
         self._start(due if behind < MAX_DEBT_S else due + behind)
 
