@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tokenswarm import runs
-from tokenswarm.record import CLIENT_ERRORS, COLUMNS, FLOAT_COLUMNS, INT_COLUMNS, read_rows
+from tokenswarm.record import CANARY, CLIENT_ERRORS, COLUMNS, FLOAT_COLUMNS, INT_COLUMNS, read_rows
 
 SERVER_4XX = frozenset({"http_408", "http_425", "http_429", "http_499"})
 """4xx answers that a loaded server gives; any other 4xx is a wrong request of ours, not a limit of the server."""
@@ -171,8 +171,10 @@ def _table(path: Path, notes: list[str]) -> pd.DataFrame:
 
 def stages(run: Run) -> list[Steady]:
     """Every (stage, endpoint) of the run in the order it happened; rows without a stage belong to none."""
-    frame = run.requests[(run.requests["stage"] != "") & run.requests["start_time"].notna()]
     known = {stage.get("stage"): stage for stage in run.info.get("stages") or []}
+    warmups = [name for name, stage in known.items() if stage.get("warmup")]
+    frame = run.requests[(run.requests["stage"] != "") & run.requests["start_time"].notna()]
+    frame = frame[(frame["profile"] != CANARY) & ~frame["stage"].isin(warmups)]  # neither is part of the load
     order = list(known) + [name for name in frame.sort_values("start_time")["stage"].unique() if name not in known]
     complete = run.info.get("state") == "complete"
     found = []

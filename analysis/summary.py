@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import cautions, checks, curves, limits, proportions
+from analysis import causes, cautions, checks, curves, limits, phases, proportions, verdicts, words
 from analysis.frames import Run, Steady, plain, stages
 from analysis.stages import StageResult, analyse, client_idle
 
@@ -24,22 +24,47 @@ def build(run: Run) -> dict[str, Any]:
     names = list(dict.fromkeys(part.endpoint for part in parts))
     idle = {name: client_idle([part for part in parts if part.endpoint == name]) for name in names}
     results = [analyse(part, slo, idle[part.endpoint]) for part in parts]
+    _set_aside(info, results)
     measured = checks.meter(run, results)
     state, reasons = _state(run, measured)
     endpoints = {}
     for name in names:
         mine = [(p, r) for p, r in zip(parts, results, strict=True) if p.endpoint == name]
         endpoints[name] = _endpoint(run, name, [p for p, _ in mine], [r for _, r in mine], idle[name])
+    inside = causes.attach(run, parts, endpoints, measured)
     staged = run.requests[run.requests["stage"] != ""]
-    return plain({
-        "schema": SCHEMA, "run": info.get("run") or run.path.name, "phase": info.get("phase") or _phase(run),
+    phase = info.get("phase") or _phase(run)
+    found = phases.attach(run, parts, phase, slo)
+    if late := found.get(phase, {}).get("reasons"):
+        state, reasons = "invalid", [*reasons, *late]
+    out = {
+        "schema": SCHEMA, "run": info.get("run") or run.path.name, "phase": phase,
         "date": _date(run), "simulated": bool(info.get("simulated")), "simulator": info.get("simulator") or "",
         "state": state, "reasons": reasons, "meter": measured,
         "requests": len(staged), "failures": int((~staged["ok"] & ~staged["cut"]).sum()),
         "outside_stages": len(run.requests) - len(staged), "slo": slo, "seed": info.get("seed"),
-        "endpoints": endpoints, "warnings": cautions.all_of(run, parts, results, measured),
+        "endpoints": endpoints, "warnings": [*cautions.all_of(run, parts, results, measured), *inside],
         "provenance": {key: info.get(key) for key in ("versions", "git", "profiles", "options", "stream", "nonce")},
-    })  # fmt: skip
+        **found,
+    }  # fmt: skip
+    return plain(out | {"headlines": headlines(out)})
+
+
+def _set_aside(info: dict[str, Any], results: list[StageResult]) -> None:
+    """Stages that the run itself marked invalid (load missing, client overloaded) decide no limit."""
+    spoiled = {s.get("stage"): s.get("reasons") for s in info.get("stages") or [] if s.get("valid") is False}
+    for result in results:
+        if (reasons := spoiled.get(result.figures["stage"])) is not None:
+            result.figures["valid"], result.step = False, None
+            result.figures["unusable"] = result.figures["unusable"] or "; ".join(reasons) or "marked invalid by the run"
+
+
+def headlines(summary: dict[str, Any]) -> list[str]:
+    """The verdicts in words, for an index of several runs: state if it is not complete, the phase, the limits."""
+    out = [f"{summary['state']}: {'; '.join(summary['reasons'])}"] if summary["state"] != "complete" else []
+    out += phases.sentences(summary)
+    limits = {name: e for name, e in summary["endpoints"].items() if "limits" in e}
+    return out + [f"{name}: {line}" for name, e in limits.items() for line in words.sentences(e, summary["slo"])]
 
 
 def _state(run: Run, measured: dict[str, Any]) -> tuple[str, list[str]]:
@@ -71,6 +96,10 @@ def _endpoint(run: Run, name: str, parts: list[Steady], results: list[StageResul
         "max_model_len": target.get("max_model_len"), "client_idle_ms": 1000 * idle,
         "stages": [r.figures for r in results],
     }  # fmt: skip
+    if name == "guard":
+        out["verdicts"] = verdicts.guard(run, name)
+    if target.get("image_tokens"):
+        out["image_tokens"] = target["image_tokens"]
     if (run.info.get("phase") or _phase(run)) == "ramp":
         out["limits"] = ramp(parts, results, run.info.get("seed"), idle)
         out["usl"] = _usl(results)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.verdicts import guard_sentences, image_sentence
+
 NAMES = {
     "saturation": "Saturation", "knee": "Knee", "queue_onset": "Queue onset", "tpot_knee": "TPOT knee",
     "soft_limit": "Soft limit",
@@ -105,15 +107,17 @@ def slo_sentence(limit: dict[str, Any], slo: dict[str, float]) -> str:
 
 def sentences(endpoint: dict[str, Any], slo: dict[str, float]) -> list[str]:
     """All limits of one ramp, the most useful first."""
-    limits = endpoint.get("limits")
+    limits, why = endpoint.get("limits"), [line[0].upper() + line[1:] for line in endpoint.get("why") or []]
+    why += guard_sentences(endpoint["verdicts"]) if "verdicts" in endpoint else []
+    why += image_sentence(endpoint)
     if not limits:
-        return []
+        return why
     order = ["saturation", "knee", "queue_onset", "tpot_knee", "soft_limit"]
     out = [limit_sentence(name, limits[name]) for name in order if limits[name].get("reason") != "not measured"]
     if (limits.get("retrograde") or {}).get("found"):
         back = limits["retrograde"]
         out.append(f"Throughput falls again beyond {users(back['best_users'])} (best {number(back['best_rps'])} req/s)")
-    return [*out, hard_sentence(limits["hard_limit"]), slo_sentence(limits["slo_capacity"], slo)]
+    return [*out, hard_sentence(limits["hard_limit"]), slo_sentence(limits["slo_capacity"], slo), *why]
 
 
 def usl_sentence(usl: dict[str, Any]) -> str:
@@ -137,7 +141,8 @@ def _with_ci(summary: dict[str, Any], name: str) -> str:
 def columns(endpoint: dict[str, Any]) -> list[str]:
     """Headings of the stage table; kinds without tokens show items and E2E instead of TTFT and TPOT."""
     stages = endpoint["stages"]
-    out = ["users", "requests", "failed", "req/s"]
+    named = len(stages) > 1 and any(stage["stage"] != f"u{stage['users']:03d}" for stage in stages)
+    out = [*(["stage"] if named else []), "users", "requests", "failed", "req/s"]
     out += ["out tok/s"] if any(s["output_tps"] is not None for s in stages) else []
     out += ["in tok/s", "items/s"] if any(s["items_ps"] is not None for s in stages) else []
     if any(s["ttft_ms"]["n"] for s in stages):
@@ -151,6 +156,7 @@ def cells(stage: dict[str, Any], names: list[str], ci: bool) -> list[str]:
     """One row of the stage table; ms without decimals where they are large, P50 with its interval if asked."""
     half = (lambda s: _with_ci(s, "p50")) if ci else (lambda s: number(s["p50"]))
     values = {
+        "stage": stage["stage"],
         "users": str(stage["users"]) + ("" if not stage["unusable"] else "*"),
         "requests": f"{stage['requests']:,}", "failed": f"{stage['failures']:,}", "req/s": number(stage["rps"]),
         "out tok/s": number(stage["output_tps"]), "in tok/s": number(stage["input_tps"]),
