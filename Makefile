@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help ramp demo ui check sim report test lint clean
+.PHONY: help ramp baseline soak mixed poisson campaign demo ui master worker check sim gpu-agent report test lint clean
 
 help: ## list the targets
 	@echo "make TARGET [NAME=value ...]; no server named = the built-in simulator"
@@ -12,17 +12,37 @@ help: ## list the targets
 ramp: .venv/.run ## step ramp 1..100 users: where the server saturates
 	@$(PY) -m tokenswarm.launch ramp
 
+baseline soak mixed poisson: .venv/.run
+	@$(PY) -m tokenswarm.launch $@
+
+baseline: ## one request at a time: fast enough alone? [KINDS=llm,guard]
+soak: ## 30 minutes at the limit that the newest ramp found [USERS=20 HOLD=1800]
+mixed: ## all kinds at once: who slows whom down? [LLM_USERS=20 GUARD_USERS=30 VLM_USERS=5]
+poisson: ## open loop: Poisson arrivals at shares of the best rate [RATES=5,8,9]
+
+campaign: .venv/.run ## baseline, ramp, soak, mixed in a row [RESUME=1 goes on after the last that passed]
+	@$(PY) -m tokenswarm.launch campaign
+
 demo: .venv/.run ## a ramp of about a minute on the simulator
 	@$(PY) -m tokenswarm.launch demo
 
 ui: .venv/.run ## Locust's web UI for live runs, on 127.0.0.1 [PLAN=ramp UI_PORT=8089]
 	@$(PY) -m tokenswarm.launch ui
 
+master: .venv/.run ## the plan over several client hosts [PLAN=ramp WORKERS=4 MASTER_BIND=10.0.0.5]
+	@$(PY) -m tokenswarm.launch master
+
+worker: .venv/.run ## on each client host: load processes for the master [MASTER=10.0.0.5 PROCESSES=2]
+	@$(PY) -m tokenswarm.launch worker
+
 check: .venv/.run ## preflight only: one request per target, shown as its record
 	@$(PY) -m tokenswarm.preflight
 
 sim: .venv/.run ## the simulator alone [SIM="--slots 16 --port 16000"]
 	@$(PY) -m simulator $(SIM)
+
+gpu-agent: .venv/.run ## on a GPU host that is not the master: NVML as Prometheus text [PORT=9400 GPU_DEVICES=0,1]
+	@$(PY) -m tokenswarm.monitors.gpu --serve $(or $(PORT),9400)
 
 report: .venv/.run ## report of a stored run [RUN=latest]
 	@$(PY) -m analysis.report $(or $(RUN),latest)

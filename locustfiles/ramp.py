@@ -8,7 +8,7 @@ every one has sent its 20 requests; then all leave, 5 s of rest, the next stage.
 errors or more. Change the plan here, or per run with STEPS=, REQUESTS_PER_USER=, MIN_REQUESTS=, COOLDOWN=.
 """
 
-from tokenswarm.shape import StepRamp
+from tokenswarm.plans import StepRamp
 from tokenswarm.users import EmbeddingUser, GuardUser, LLMUser, RerankUser, VLMUser
 
 

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent.parent
 class Shell:
     """Runs our commands as a user would: own reports folder, no inherited options, everything ended afterwards."""
 
+    python = (sys.executable,)
+
     def __init__(self, reports: Path) -> None:
         self.reports = reports
         self.started: list[subprocess.Popen[str]] = []
@@ -20,8 +22,11 @@ class Shell:
 
     def start(self, *words: str, cwd: Path = ROOT, **variables: str) -> subprocess.Popen[str]:
         """Start `python -m words` in a process group of its own."""
+        return self.start_words([*self.python, "-m", *words], cwd, variables)
+
+    def start_words(self, words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            words,
             cwd=cwd,
             env=self.environment(**variables),
             stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from tokenswarm import options, runs
+from tokenswarm import campaign, hosts, options, runs
 
 PLANS = {path.stem for path in (Path(__file__).parent.parent / "locustfiles").glob("*.py")}
 PRESETS = {
@@ -28,6 +28,7 @@ PRESETS = {
     }
 }
 SIM_DEFAULT = "--slots 32"
+MANY = ("baseline", "mixed", "campaign")  # load every kind that has a URL, or those that KINDS names
 
 
 class Usage(ValueError):
@@ -35,24 +36,40 @@ class Usage(ValueError):
 
 
 def main(words: list[str]) -> int:
-    """`python -m tokenswarm.launch PLAN`: run a plan, or `ui` for Locust's web UI; returns the exit code."""
+    """`python -m tokenswarm.launch PLAN`, or `ui` (Locust's web UI), `master`, `worker`; returns the exit code."""
     try:
+        if words == ["worker"]:
+            options.read_dotenv(Path(".env"), os.environ)  # type: ignore[arg-type]
+            return hosts.worker(os.environ)
         plan = prepare(words, os.environ)
         values = options.from_environment()
-    except (Usage, options.OptionError) as error:
+    except (Usage, hosts.HostError, options.OptionError) as error:
         print(f"tokenswarm: {error}", file=sys.stderr)
         return 2
     simulated = "TOKENSWARM_SIM" in os.environ
-    if not simulated and not getattr(values, f"{values.endpoint}_url"):
+    if words == ["master"] and not loaded(plan, values):
+        print("tokenswarm: give LLM_URL= (or another kind's) as the client hosts see it; for a try, on one of the hosts:"
+              " make sim SIM='--host ADDRESS'", file=sys.stderr)  # fmt: skip
+        return 2
+    if not simulated and not loaded(plan, values):
         return under_simulator(words, values.endpoint)
     signal.signal(signal.SIGINT, lambda *_: None)  # Locust answers Ctrl-C; we stay to report
+    if plan == "campaign":
+        return campaign.run(values)
     return run_ui(plan) if words[0] == "ui" else run(plan, values)
+
+
+def loaded(plan: str, values: SimpleNamespace) -> list[str]:
+    """Kinds with a URL that the plan loads."""
+    kinds = (values.kinds or options.KINDS) if plan in MANY else [values.endpoint]
+    return [kind for kind in kinds if getattr(values, f"{kind}_url")]
 
 
 def prepare(words: list[str], environ: "os._Environ[str]") -> str:
     """Fill the environment: presets, .env, the simulator's targets. Returns the plan. Raises Usage, OptionError."""
-    if len(words) != 1 or words[0] not in PLANS | PRESETS.keys() | {"ui"}:
-        raise Usage(f"which plan? give one of: {', '.join(sorted(PLANS | PRESETS.keys() | {'ui'}))}")
+    known = PLANS | PRESETS.keys() | {"ui", "campaign", "master", "worker"}
+    if len(words) != 1 or words[0] not in known:
+        raise Usage(f"which plan? give one of: {', '.join(sorted(known))}")
     for name, value in PRESETS.get(words[0], {}).items():
         environ.setdefault(name, value)
     options.read_dotenv(Path(".env"), environ)  # type: ignore[arg-type]
@@ -60,12 +77,17 @@ def prepare(words: list[str], environ: "os._Environ[str]") -> str:
         for kind in options.KINDS:
             environ[f"{kind.upper()}_URL"] = environ["SIM_URL"]
             environ[f"{kind.upper()}_MODEL"] = f"sim-{kind}"
-    plan = environ.get("PLAN", "live") if words[0] in ("ui", *PRESETS) else words[0]
-    if plan not in PLANS:
+    default = {"ui": "live", "master": "ramp", "demo": "ramp"}.get(words[0])
+    plan = environ.get("PLAN", default) if default else words[0]
+    if plan not in PLANS | {"campaign"}:
         raise Usage(f"PLAN={plan!r} is not one of: {', '.join(sorted(PLANS))}")
     number = environ.get("PROCESSES", "1")
     if not number.isdigit() or int(number) < 1:
         raise Usage(f"PROCESSES={number!r} is not a whole number from 1")
+    if words[0] == "master" and plan in ("live", "campaign"):
+        raise Usage(f"PLAN={plan!r} cannot be run by `make master`: give one of {', '.join(sorted(PLANS - {'live'}))}")
+    if words[0] == "master":
+        hosts.be_master(environ)
     return plan
 
 
@@ -80,14 +102,18 @@ def under_simulator(words: list[str], endpoint: str) -> int:
 
 def run(plan: str, values: SimpleNamespace) -> int:
     """Preflight, load, report."""
-    run_dir = runs.new_run(plan)
-    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", values.endpoint, "--run-dir", str(run_dir)))
+    run_dir, kinds = runs.new_run(plan), loaded(plan, values)
+    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", ",".join(kinds), "--run-dir", str(run_dir)))
     if code:
         discard(run_dir)
         return code
     os.environ["RUN_DIR"] = str(run_dir)
-    take_model(run_dir, values.endpoint)
+    for kind in kinds:
+        take_model(run_dir, kind)
     load = exit_code(locust(plan, run_dir))
+    if load == 2 and not (run_dir / "run.json").is_file():  # the plan said in one line why it cannot be made
+        discard(run_dir)
+        return load
     if not (run_dir / "run.json").is_file():
         print(f"tokenswarm: Locust ended before the run began; its last words:\n{last_words(run_dir)}", file=sys.stderr)
         return load or 4
@@ -96,10 +122,15 @@ def run(plan: str, values: SimpleNamespace) -> int:
 
 
 def take_model(run_dir: Path, endpoint: str) -> None:
-    """Use the model that preflight found where none was named."""
+    """Use what preflight found: the model where none was named, what synthetic prompts weigh, closed connections."""
     facts = json.loads((run_dir / "preflight.json").read_text(encoding="utf-8"))["targets"].get(endpoint, {})
     if facts.get("model"):
         os.environ[f"{endpoint.upper()}_MODEL"] = facts["model"]
+    for fact in ("tokens_per_word", "prompt_overhead"):
+        if facts.get(fact) is not None:
+            os.environ[fact.upper()] = str(facts[fact])
+    if facts.get("keepalive") is False:
+        os.environ.setdefault("KEEPALIVE", "0")
 
 
 def discard(run_dir: Path) -> None:
@@ -132,7 +163,7 @@ def processes() -> list[str]:
 def run_ui(plan: str) -> int:
     """Locust's web UI on this machine only; no preflight, since a person watches."""
     port = os.environ.get("UI_PORT", "8089")
-    print(f"tokenswarm: open http://127.0.0.1:{port} (Ctrl-C ends it)")
+    print(f"tokenswarm: open http://127.0.0.1:{port}, live charts at http://127.0.0.1:{port}/live (Ctrl-C ends it)")
     words = ["-f", f"locustfiles/{plan}.py", "--web-host", "127.0.0.1", "--web-port", port, "--stop-timeout", "5", *processes()]
     return exit_code(python("locust", *words))
 

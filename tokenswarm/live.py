@@ -14,6 +14,8 @@ from tokenswarm.users.base import load_prompts
 @events.init.add_listener
 def _one_kind(environment: Any, **_: Any) -> None:
     """Load the kind that --endpoint names; the others in the locustfile have no users."""
+    if not hasattr(environment, "collector"):  # a worker loads what the master says
+        return
     kind = environment.parsed_options.endpoint
     environment.user_classes = [user for user in environment.user_classes if user.kind == kind]
 

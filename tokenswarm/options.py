@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 USERS = Path(__file__).parent / "users"
-KINDS = sorted(path.stem for path in USERS.glob("*.py") if path.stem not in ("__init__", "base", "reading"))
+KINDS = sorted(path.stem for path in USERS.glob("*.py") if path.stem not in ("__init__", "base", "reading", "canary", "arriving"))
 
 
 def _number(low: float, what: str, cast: Callable[[str], Any] = float) -> Callable[[str], Any]:
@@ -49,6 +49,25 @@ def steps(text: str) -> list[int]:
     if any(b <= a for a, b in itertools.pairwise(users)):
         raise argparse.ArgumentTypeError(f"{text!r} does not rise: give each user count once, smallest first, such as 1,5,10")
     return users
+
+
+def rates(text: str) -> list[float]:
+    """Arrival rates in requests/s, such as `5,8,9`: numbers above 0."""
+    try:
+        found = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < 1e6 for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: give rates in requests/s above 0, such as 5,8,9")
+    return found
+
+
+def kinds(text: str) -> list[str]:
+    """Kinds of endpoint, such as `llm,guard`."""
+    found = list(dict.fromkeys(text.replace(",", " ").split()))
+    if bad := [kind for kind in found if kind not in KINDS]:
+        raise argparse.ArgumentTypeError(f"{bad[0]!r} is not one of: {', '.join(KINDS)}")
+    return found
 
 
 def switch(text: str) -> bool:
@@ -117,6 +136,13 @@ OPTIONS: list[Option] = [
     Option("requests-per-user", None, count, "requests a user sends in a stage (20)"),
     Option("min-requests", None, whole, "a stage has at least so many requests, so that its P95 means something (100)"),
     Option("cooldown", None, seconds, "s of rest between stages (5)"),
+    Option("kinds", None, kinds, "kinds that baseline, mixed and campaign load (default: all that have a URL)"),
+    Option("soak-users", None, count, "users of the soak (default: what the newest ramp of the target allows)", env="USERS"),
+    Option("hold", None, seconds, "s that a stage of soak, mixed or poisson lasts (default: those of the plan)"),
+    *(Option(f"{kind}-users", None, whole, f"users of {kind} in mixed (default: those of the plan)") for kind in KINDS),
+    Option("shared", ["embedding", "rerank"], kinds, "kinds that share a card in your layout (embedding,rerank)"),
+    Option("canary-every", 2.0, _number(0.1, "a number of seconds from 0.1"), "s between a canary's requests in mixed"),
+    Option("rates", None, rates, "arrival rates of poisson in requests/s (default: shares of the ramp's best rate)"),
     Option("seed", 1, whole, "seed of every draw: equal seeds send equal prompts"),
     Option("prompts", "", str, "prompts to send: a name under profiles/ or a .jsonl file (default: the kind's own)"),
     Option("api", "", str, "path style of the kind, such as chat or completions (llm), rerank or score (rerank)"),
@@ -127,11 +153,16 @@ OPTIONS: list[Option] = [
     Option("input-tokens", 0, whole, "synthetic prompts of about so many tokens instead of a profile"),
     Option("output-tokens", 0, whole, "fixed output length of synthetic prompts"),
     Option("timeout", 600.0, seconds, "s until a whole request is given up"),
-    Option("ttft-timeout", 300.0, seconds, "s until the first byte of the answer must have come"),
+    Option("ttft-timeout", 300.0, seconds, "s until the first token must have come"),
     Option("idle-timeout", 120.0, seconds, "s without a byte in the middle of an answer"),
-    Option("connect-timeout", 10.0, seconds, "s for DNS + TCP + TLS"),
+    Option("tokens-per-word", 1.3, share, "of the synthetic prompts, as preflight measured it on the server"),
+    Option("prompt-overhead", 0.0, share, "tokens of a request's frame, as preflight measured it"),
+    Option("keepalive", True, switch, "reuse connections (0: a fresh one each; set where preflight sees them closed)"),
+    Option("connect-timeout", 10.0, seconds, "s for TCP + TLS"),
     Option("ttft-slo", 500.0, millis, "ms: goal for TTFT"),
     Option("tpot-slo", 50.0, millis, "ms: goal for TPOT"),
+    Option("watch", True, switch, "sample engines, GPUs and this host beside the load (0: no samples)"),
+    Option("gpu-metrics-url", "", url, "metrics of a dcgm-exporter, or of `make gpu-agent`, on the GPU host"),
     Option("insecure", False, switch, "do not verify TLS certificates (said loudly in every report)"),
     Option("client-cert", "", str, "PEM file with our own certificate and key, for servers that ask for one"),
     Option("run-dir", "", str, "folder of this run (default: a new one under reports/)"),

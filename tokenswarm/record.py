@@ -17,6 +17,10 @@ CLIENT_ERRORS = frozenset({"dns", "client", "cancelled", "stale"})
 """Our own side's faults: never evidence of the server's limit (method section 1)."""
 
 
+CANARY = "canary"
+"""Profile of the low-rate requests that watch a service under other services' load; never part of a load's figures."""
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One request attempt. Times in ms from sending; None = unknown and is written blank, never 0."""
@@ -54,6 +58,7 @@ class RequestRecord:
     items: int | None = None  # inputs of an embedding, documents of a rerank, images of a vision request
     outcome: str = ""  # finish_reason; for a guard its verdict
     labels: str = ""  # a guard's categories, joined by |
+    notes: str = ""  # what else was odd, joined by |: `compressed`, `retry-after=2`
 
 
 COLUMNS = tuple(f.name for f in fields(RequestRecord))

@@ -5,49 +5,32 @@ blob. One process or many, the path is the same: a LocalRunner delivers to itsel
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
+import sys
+import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gevent
-from locust import events
+from gevent.event import Event
+from locust import argument_parser, events
+from locust.exception import RPCError
 from locust.rpc.protocol import Message
 from locust.runners import MasterRunner, WorkerRunner
 
+from tokenswarm import forks, hello, recover, runs
+from tokenswarm.arrivals import LEAD
+from tokenswarm.contact import Contact
 from tokenswarm.histogram import bucket
 from tokenswarm.monitors.host import Heartbeat
-from tokenswarm.record import CLIENT_ERRORS, RequestRecord, encode, header
+from tokenswarm.orders import StageOrder, Tally
+from tokenswarm.outbox import Outbox
+from tokenswarm.record import CANARY, CLIENT_ERRORS, RequestRecord, encode
 
 SHIP_EVERY = 0.5
-
-
-@dataclass(slots=True)
-class StageOrder:
-    """What the master says of a stage: `requests` in all, users' starts spread over `spread_s`."""
-
-    run: str = ""
-    phase: str = ""
-    name: str = ""
-    users: int = 0
-    requests: int = 0
-    spread_s: float = 0.0
-    workers: int = 1
-
-
-@dataclass(slots=True)
-class Tally:
-    """This worker's counts of the stage so far; the master adds them up for progress and for the stage's end."""
-
-    started: int = 0  # users that joined
-    live: int = 0  # users that joined and have not left
-    done: int = 0
-    failed: int = 0
-    server_failed: int = 0  # failures that are not our own fault
-    e2e_ms: float = 0.0
-    ttft: Counter[int] = field(default_factory=Counter)  # log buckets since the last blob
 
 
 class Recorder:
@@ -59,18 +42,25 @@ class Recorder:
         self.stage = StageOrder()
         self.tally = Tally()
         self.pool = 0
+        self.epoch = self.until = 0.0  # perf_counter: time 0 of an open loop's schedule; when a timed stage ends
         self.in_flight = 0
         self.users = 0  # users ever made here, so that each draws its own stream
-        self.seq = self.blob = 0
+        self.seq = 0
         self.rows: list[bytes] = []
         self.itl: Counter[tuple[str, str, int]] = Counter()
-        self.spool: Path | None = None
+        self.notes: list[str] = []  # sentences for the master, about the stage
         self.heartbeat = Heartbeat()
+        self.outbox = Outbox(lambda message: environment.runner.send_message("records", message))
+        self.next_blob, self.flush_asked, self.wake = 0.0, False, Event()
         runner = environment.runner
         runner.register_message("stage", self._on_stage)
         runner.register_message("cancel", self._on_cancel)
+        runner.register_message("close", self._on_close)
         runner.register_message("flush", self._on_flush)
+        runner.register_message("got", self._on_got)
+        runner.register_message("ping", self._on_ping)
         self.shipper = gevent.spawn(self._ship_forever)
+        self.contact = Contact(self)
 
     @property
     def name(self) -> str:
@@ -94,6 +84,12 @@ class Recorder:
 
     def take(self) -> bool:
         """Take one request of the stage; False when none is left. Without a stage (live use) there is no end."""
+        if self.contact.held:
+            if self.stage.rate:  # what is due meanwhile would go out as one burst
+                return False
+            self.contact.go.wait()
+        if self.stage.hold_s:  # an open loop ends with its schedule
+            return self.until > 0 if self.stage.rate else time.perf_counter() < self.until
         if not self.stage.requests:
             return True
         self.pool -= 1
@@ -105,6 +101,8 @@ class Recorder:
         record.run, record.phase = self.stage.run, self.stage.phase
         record.worker, record.seq = self.worker, self.seq
         self.rows.append(encode(record))
+        if record.profile == CANARY:  # watches the load, is no part of it
+            return
         self._count(record)
         if not record.error:
             self.itl.update((record.stage, record.endpoint, bucket(gap)) for gap in gaps_ms)
@@ -121,77 +119,92 @@ class Recorder:
             tally.ttft[bucket(record.ttft_ms)] += 1
 
     def _ship_forever(self) -> None:
+        """In a greenlet of its own: with no way out, Locust's send blocks for 9 s and then raises."""
         while True:
-            gevent.sleep(SHIP_EVERY)
-            self.ship()
+            self.wake.wait(max(0.0, self.next_blob - time.monotonic()))
+            self.wake.clear()
+            try:
+                self.ship()
+                self.outbox.pump()
+            except RPCError:  # the outbox keeps it and sends it again
+                gevent.sleep(SHIP_EVERY)
 
-    def ship(self, flushed: bool = False) -> None:
-        """Send what has gathered: first to the spool file, then to the master. Also says how far the stage is."""
-        if not self.stage.run:
+    def ship(self) -> None:
+        """Every 0.5 s, make what has gathered a blob: first to the spool file, then out."""
+        if time.monotonic() < self.next_blob and not self.flush_asked:
             return
+        self.next_blob = time.monotonic() + SHIP_EVERY
+        if self.stage.run:
+            self.gather()
+
+    def gather(self) -> None:
+        """Put rows, counts and notes so far into the outbox. Also says how far the stage is."""
         rows, self.rows = self.rows, []
         itl, self.itl = self.itl, Counter()
-        tally = self.tally
-        blob = b"".join(rows)
-        self.blob += 1
-        self._spool(blob)
-        self.environment.runner.send_message(
-            "records",
+        tally, ttft, self.tally.ttft = self.tally, self.tally.ttft, Counter()
+        flushed, self.flush_asked = self.flush_asked, False
+        notes, self.notes = self.notes + self.outbox.trouble, []
+        self.outbox.trouble = []
+        self.outbox.put(
+            b"".join(rows),
             {
                 "run": self.stage.run,
                 "stage": self.stage.name,
                 "worker": self.worker,
-                "blob": self.blob,
                 "rows": len(rows),
                 "last_seq": self.seq,
-                "data": blob,
                 "itl": "".join(f"{s},{e},{b},{n}\n" for (s, e, b), n in itl.items()).encode(),
-                "tally": [tally.started, tally.live, tally.done, tally.failed, tally.server_failed, tally.e2e_ms],
-                "ttft": [list(pair) for pair in tally.ttft.items()],
+                "tally": tally.numbers(),
+                "ttft": [list(pair) for pair in ttft.items()],
                 "host": self.heartbeat.take(),
                 "flushed": flushed,
+                "notes": notes,
+                "spool": str(self.outbox.spool or ""),
             },
         )
-        tally.ttft = Counter()
 
-    def _spool(self, blob: bytes) -> None:
-        if self.spool is None or not blob:
-            return
-        try:
-            with self.spool.open("ab") as file:
-                file.write(blob)
-        except OSError as error:
-            self.spool = None
-            self.environment.runner.send_message("trouble", {"worker": self.worker, "text": f"spool file: {error}"})
+    def _on_got(self, environment: Any, msg: Message, **_: Any) -> None:
+        self.contact.hear()
+        if msg.data["run"] == self.stage.run:
+            self.outbox.acknowledge(msg.data["blob"])
+            self.wake.set()  # there may be more than one window of them
 
-    def _open_spool(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / (self.worker.replace(":", "-") + ".csv")
-            path.write_bytes(header())
-            self.spool = path
-        except OSError as error:
-            self.environment.runner.send_message("trouble", {"worker": self.worker, "text": f"spool file: {error}"})
+    def _on_ping(self, environment: Any, msg: Message, **_: Any) -> None:
+        now = time.time()
+        environment.runner.send_message("pong", {"t0": msg.data["t0"], "t1": now, "t2": time.time()})
 
     def _on_stage(self, environment: Any, msg: Message, **_: Any) -> None:
         order, folder = StageOrder(**msg.data["order"]), Path(msg.data["folder"])
         if order.run != self.stage.run:
-            self.seq = self.blob = self.users = 0
-            self._open_spool(folder / "workers")
+            self.seq = self.users = 0
+            self.rows, self.notes = [], []
+            # on another machine the master's folder is not there: then one of the same name under our own reports/
+            home = folder if folder.is_dir() else (runs.reports_dir() / order.run).resolve()
+            self.outbox.open(home / "workers", self.worker)
             self.heartbeat.restart()
         self.pool, self.tally, self.stage = 0, Tally(), order
+        self.epoch = time.perf_counter() + (LEAD if order.rate else order.spread_s)
+        self.until = self.epoch + order.hold_s
 
     def _on_cancel(self, environment: Any, msg: Message, **_: Any) -> None:
         self.pool = 0
         self.environment.runner.user_greenlets.kill(block=False)
 
+    def _on_close(self, environment: Any, msg: Message, **_: Any) -> None:
+        """No more requests in this stage; those in flight end by themselves."""
+        self.pool, self.until = 0, 0.0
+
     def _on_flush(self, environment: Any, msg: Message, **_: Any) -> None:
-        self.ship(flushed=True)
+        self.flush_asked = True
+        self.wake.set()
 
 
 def recorder_of(environment: Any) -> Recorder:
     """The recorder of this process."""
     return environment.recorder
+
+
+forks.guard()
 
 
 @events.init.add_listener
@@ -200,7 +213,14 @@ def _install(environment: Any, runner: Any, **_: Any) -> None:
 
     if not isinstance(runner, WorkerRunner):
         environment.collector = Collector(environment)
+    if isinstance(runner, WorkerRunner):
+        # Locust builds a whole parser for every option of every spawn order: 0.4 s in which nothing else runs here
+        argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
+        argument_parser.default_args_dict()
     if not isinstance(runner, MasterRunner):
         environment.recorder = Recorder(environment)
+        runner.send_message("hello", hello.words(environment.recorder.worker))
 
 
+if __name__ == "__main__":
+    sys.exit(recover.main(sys.argv[1:]))

@@ -19,7 +19,10 @@ from tokenswarm.users.reading import ChatReader
 from tokenswarm.wire import Exchange, Limits, exchange
 
 
+CHAT_PROFILES = ("chat", "guard")
+SYNTHETIC_PROMPTS, SYNTHETIC_OUTPUT = 64, 128
 STREAMED = frozenset({"chat", "completions"})
+ERROR_REST = 1.0  # s; answers that fail at once would become a flood of our own making in a stage held by time
 
 
 @dataclass(slots=True)
@@ -54,10 +57,10 @@ class EndpointUser(FastHttpUser):
         self.host = self.target.url
         o = self.options
         tls = targets.tls(self.target.ca, o.insecure, o.client_cert) if self.host.startswith("https:") else None
-        self.clients = self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout)
+        self.clients = self.client_pool = StampedClients(tls, o.connect_timeout, o.ttft_timeout, o.keepalive)
         super().__init__(environment)
         self.http = self.clients.get_client(self.host)
-        self.api = choose_api(self.apis, o.api, self.kind)
+        self.api = choose_api(self.apis, o.api if self.kind == o.endpoint else "", self.kind)
         prefix = self.host.partition("://")[2].partition("/")[2]
         self.path = f"/{prefix}{self.apis[self.api]}".replace("//", "/")
         self.streams = o.stream and self.api in STREAMED
@@ -68,9 +71,10 @@ class EndpointUser(FastHttpUser):
 
     def on_start(self) -> None:
         """Join the stage, draw from a stream of our own, and start spread over the time that the stage says."""
-        self.loaded, o = load_prompts(self.options, self), self.options
+        self.loaded, o = load_prompts(self.options, self, self.recorder.stage.prompts), self.options
         number, wait = self.recorder.join()
-        self.draws = prompts.Draws(self.loaded, o.seed, self.recorder.name, number, o.nonce, o.jitter)
+        who = self.recorder.name, number
+        self.draws = prompts.Draws(self.loaded, o.seed, *who, o.nonce, o.jitter, run=self.recorder.stage.run)
         gevent.sleep(wait)
 
     def on_stop(self) -> None:
@@ -81,9 +85,15 @@ class EndpointUser(FastHttpUser):
     @task
     def next_request(self) -> None:
         """One request of the stage, or the end of this user when the stage has none left."""
+        self.turn()
+
+    def turn(self) -> None:
+        """What a user does over and over: ask, and wait for the answer."""
         if not self.recorder.take():
             raise StopUser
-        self.send(self.prepare(self.draws.next()))
+        record = self.send(self.prepare(self.draws.next()))
+        if record.error and self.recorder.stage.hold_s:
+            gevent.sleep(ERROR_REST)
 
     def prepare(self, draw: prompts.Draw) -> Request:
         """Make the request of a drawn prompt; a kind may override it."""
@@ -106,17 +116,21 @@ class EndpointUser(FastHttpUser):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
-    def send(self, request: Request) -> RequestRecord:
-        """Send, time and record one request. A user that is killed meanwhile leaves a `cancelled` record."""
+    def send(self, request: Request, http: Any = None, due: float | None = None) -> RequestRecord:
+        """Send, time and record one request. A user that is killed meanwhile leaves a `cancelled` record.
+
+        `http`: a client of its own, where several requests are in flight; `due`: when (perf_counter) it was to go."""
         request_id, reader, stage = uuid.uuid4().hex, self.reader(request), self.recorder.stage
         self.recorder.in_flight += 1
         try:
             headers = {**self.headers, "X-Request-Id": request_id}
-            x = exchange(self.http, request.path, request.body, headers, reader, self.limits, request.stream)
+            x = exchange(http or self.http, request.path, request.body, headers, reader, self.limits, request.stream)
         finally:
             self.recorder.in_flight -= 1
         record = self.record(request, reader, x)
-        record.request_id, record.stage, record.users = request_id, stage.name, stage.users or None
+        record.request_id, record.stage = request_id, stage.name
+        record.users = stage.counts.get(self.kind, stage.users) or None
+        record.scheduled_ms = None if due is None else x.sent[0] / 1e6 - due * 1e3
         self.recorder.add(record, x.gaps_ms())
         self.tell_locust(request, record, x, reader)
         if x.killed is not None:
@@ -148,6 +162,7 @@ class EndpointUser(FastHttpUser):
             items=request.items,
             outcome=reader.outcome(),
             labels=reader.labels(),
+            notes=x.notes(),
             **reader.tokens(len(x.tokens), not x.error),
         )
 
@@ -182,12 +197,25 @@ def choose_api(apis: dict[str, str], word: str, kind: str) -> str:
     return word or next(iter(apis))
 
 
-def load_prompts(options: Any, user: type[EndpointUser] | EndpointUser) -> prompts.Profile:
-    """The profile that a run uses, read once per process. Raises prompts.ProfileError in one line."""
-    name = options.prompts or user.profile
-    if name not in _loaded:
-        _loaded[name] = prompts.load(name)
+def load_prompts(
+    options: Any, user: type[EndpointUser] | EndpointUser, stage: str = "", fresh: bool = False
+) -> prompts.Profile:
+    """The profile that a run uses, read once per process: the stage's, else PROMPTS (for ENDPOINT's kind), else the
+    kind's own. Raises prompts.ProfileError in one line."""
+    given = user.kind == options.endpoint
+    name = stage or (options.prompts if given else "") or user.profile
+    if given and options.input_tokens and not stage:
+        name = f"synthetic {options.input_tokens} {options.output_tokens}"
+    if fresh or name not in _loaded:
+        _loaded[name] = _synthetic(options, user) if name.startswith("synthetic ") else prompts.load(name)
     return _loaded[name]
+
+
+def _synthetic(options: Any, user: type[EndpointUser] | EndpointUser) -> prompts.Profile:
+    if user.profile not in CHAT_PROFILES:
+        raise prompts.ProfileError(f"INPUT_TOKENS makes chat prompts, which {user.kind} does not take; use PROMPTS")
+    wanted = options.input_tokens, options.output_tokens or SYNTHETIC_OUTPUT, SYNTHETIC_PROMPTS, options.seed
+    return prompts.synthetic(*wanted, options.tokens_per_word, options.prompt_overhead)
 
 
 _loaded: dict[str, prompts.Profile] = {}
