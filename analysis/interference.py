@@ -188,9 +188,12 @@ def verdict(found: dict[str, Any]) -> str:
 
 
 def worst(found: dict[str, Any]) -> dict[str, Any] | None:
-    """The ratio that says most: the latency with the highest lower bound."""
-    latencies = [r for r in found["ratios"] if r["metric"] != "rps"] or found["ratios"]
-    return max(latencies, key=lambda r: r["low"], default=None)
+    """The ratio that says most: the latency with the highest lower bound; the rate where no latency decided."""
+    latencies = [r for r in found["ratios"] if r["metric"] != "rps"]
+    rates = [r for r in found["ratios"] if r["metric"] == "rps"]
+    top = max(latencies, key=lambda r: r["low"], default=None)
+    decided = top is not None and (top["low"] > FLOOR or not rates or rates[0]["high"] >= RATE_FLOOR)
+    return top if decided else next(iter(rates), None)
 
 
 def name_of(r: dict[str, Any]) -> str:

@@ -154,7 +154,7 @@ class OpenLoop(StageShape):
 
     def loads(self, stage: Stage) -> dict[Any, int]:
         """One user a worker, which sends that worker's share of the schedule."""
-        return {self.kind: max(1, self.runner.worker_count)}
+        return {self.kind: max(1, len(self.collector.workers))}
 
     def _next(self) -> Tick:
         tick = super()._next()

@@ -18,7 +18,7 @@ from shell import Shell
 SHARED = "--slots 4 --output-tokens 16 --step-ms 12 --seed 7 --cards llm+guard,embedding+rerank,vlm"
 PLAN = {
     "SIM": SHARED, "KINDS": "llm,guard", "SHARED": "llm,guard", "STEPS": "2,4,8,16", "REQUESTS_PER_USER": "6",
-    "MIN_REQUESTS": "40", "HOLD": "5", "COOLDOWN": "0", "LLM_USERS": "4", "GUARD_USERS": "3", "CANARY_EVERY": "0.25",
+    "MIN_REQUESTS": "40", "HOLD": "5", "COOLDOWN": "0", "LLM_USERS": "4", "GUARD_USERS": "3", "CANARY_EVERY": "1.5",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tokenswarm.users.llm import LLMUser
 from tokenswarm.users.rerank import RerankUser
 from tokenswarm.users.vlm import VLMUser
 
-MAX_TOKENS = 32
+MAX_TOKENS = 16  # small, so that it is hardly a load itself
 
 
 class Canary(EndpointUser):
