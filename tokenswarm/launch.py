@@ -163,7 +163,7 @@ def processes() -> list[str]:
 def run_ui(plan: str) -> int:
     """Locust's web UI on this machine only; no preflight, since a person watches."""
     port = os.environ.get("UI_PORT", "8089")
-    print(f"tokenswarm: open http://127.0.0.1:{port}, live charts at http://127.0.0.1:{port}/live (Ctrl-C ends it)")
+    print(f"tokenswarm: open http://127.0.0.1:{port} (live charts: http://127.0.0.1:{port}/live); Ctrl-C ends it")
     words = ["-f", f"locustfiles/{plan}.py", "--web-host", "127.0.0.1", "--web-port", port, "--stop-timeout", "5", *processes()]
     return exit_code(python("locust", *words))
 
