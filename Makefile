@@ -36,7 +36,7 @@ worker: .venv/.run ## on each client host: load processes for the master [MASTER
 	@$(PY) -m tokenswarm.launch worker
 
 check: .venv/.run ## preflight only: one request per target, shown as its record
-	@$(PY) -m tokenswarm.preflight
+	@$(PY) -m tokenswarm.launch check
 
 sim: .venv/.run ## the simulator alone [SIM="--slots 16 --port 16000"]
 	@$(PY) -m simulator $(SIM)

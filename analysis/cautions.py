@@ -13,7 +13,6 @@ from analysis import checks, curves
 from analysis.frames import Run, Steady
 from analysis.stages import StageResult
 
-
 SHEDDING = ("http_429", "http_503")
 
 
@@ -90,10 +89,12 @@ def _failures(rows: pd.DataFrame) -> Iterator[Caution]:
         )
     shed = rows[rows["error"].isin(SHEDDING)]
     if len(shed):
-        asked = shed["notes"].str.extract(r"retry-after=([^|]+)")[0].dropna() if "notes" in shed else ()
+        notes = shed["notes"] if "notes" in shed else pd.Series(dtype=str)  # an older run has no such column
+        asked = notes.str.extract(r"retry-after=([^|]+)")[0].dropna()
         wait = f", Retry-After {asked.iloc[0]} asked for" if len(asked) else ""
+        words = ", ".join(sorted(set(shed["error"])))
         yield Caution(
-            f"{len(shed)} requests were refused by the server to shed load ({', '.join(sorted(set(shed['error'])))}{wait})",
+            f"{len(shed)} requests were refused by the server to shed load ({words}{wait})",
             "a limit by the server's own policy: the accepted requests look better than what users get",
             "raise the server's queue limit or add capacity; a refusal was never sent again",
         )

@@ -137,7 +137,7 @@ def find_run(name: str) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, 1 if a gate failed, 4 if the run is invalid, 2 if there is no such run or it cannot be written to."""
+    """Exit code 0, 1 if a gate failed, 4 if the run is invalid, 2 if there is no such run or it cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__.partition(": ")[2])
     parser.add_argument("run", nargs="?", default="latest", help="run folder, its name under reports/, or latest")
     parser.add_argument("--json", action="store_true", help="print summary.json instead of the text")

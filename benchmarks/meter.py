@@ -53,8 +53,10 @@ def show(rows: list[dict[str, str]], cpu: list[float], given: argparse.Namespace
     lag = [float(row["lag_max_ms"]) for row in rows if row["lag_max_ms"]]
     print(f"{len(rows)} requests, {given.users} users in one process, clock {rows[0]['clock']}")
     for name, errors in (("TTFT", ttft), ("TPOT", tpot)):
-        print(f"{name} error  median {median(errors):+.3f} ms  P99 {quantiles(errors, n=100)[-1]:+.3f}  max {max(errors):+.3f}")
-    print(f"read late by (worst chunk of a request)  median {median(lag):.2f} ms  P99 {quantiles(lag, n=100)[-1]:.2f}")
+        far = quantiles(errors, n=100)[-1]
+        print(f"{name} error  median {median(errors):+.3f} ms  P99 {far:+.3f}  max {max(errors):+.3f}")
+    late = quantiles(lag, n=100)[-1]
+    print(f"read late by (worst chunk of a request)  median {median(lag):.2f} ms  P99 {late:.2f}")
     print(f"client CPU  median {median(cpu):.0f} % of a core, max {max(cpu):.0f} %")
 
 

@@ -42,11 +42,20 @@ async def fetch(port: int, path: str) -> str:
 
 async def stream(port: int, tokens: int, number: int) -> int:
     """One streamed reply; the events that came."""
-    body = json.dumps({"model": "sim-llm", "stream": True, "ignore_eos": True, "max_tokens": tokens,
-                       "messages": [{"role": "user", "content": f"{number} tell me about the harbour"}]}).encode()
+    body = json.dumps(
+        {
+            "model": "sim-llm",
+            "stream": True,
+            "ignore_eos": True,
+            "max_tokens": tokens,
+            "messages": [{"role": "user", "content": f"{number} tell me about the harbour"}],
+        }
+    ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                 b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
     parts = []
     while part := await reader.read(1 << 16):
         parts.append(part)
@@ -85,10 +94,14 @@ async def measure(port: int, streams: int, tokens: int) -> bool:
     written = edges[-1][1]
     p50, p99 = percentile(edges, 0.5), percentile(edges, 0.99)
     complete = written == streams * tokens and all(count == tokens + 2 for count in events)
-    print(f"  {streams} streams x {tokens} tokens in {wall:.1f} s = {written / wall:.0f} tokens/s;"
-          f" {'all arrived' if complete else 'TOKENS MISSING'}")
-    print(f"  lateness ms: P50 <= {p50:g}, P99 <= {p99:g}, max {longest:.2f};"
-          f" CPU {100 * (cpu_seconds(page) - before) / wall:.0f} % of one core")
+    print(
+        f"  {streams} streams x {tokens} tokens in {wall:.1f} s = {written / wall:.0f} tokens/s;"
+        f" {'all arrived' if complete else 'TOKENS MISSING'}"
+    )
+    print(
+        f"  lateness ms: P50 <= {p50:g}, P99 <= {p99:g}, max {longest:.2f};"
+        f" CPU {100 * (cpu_seconds(page) - before) / wall:.0f} % of one core"
+    )
     return complete and p99 <= LIMIT_MS
 
 

@@ -9,10 +9,10 @@ or with 0 users are left out. Change the plan here, or per run with LLM_USERS=, 
 EMBEDDING_USERS=, RERANK_USERS=, HOLD= (seconds of every stage), CANARY_EVERY=.
 """
 
+from tokenswarm.canary import EmbeddingCanary, GuardCanary, LLMCanary, RerankCanary, VLMCanary
 from tokenswarm.plans import Together
 from tokenswarm.shape import Stage
 from tokenswarm.users import EmbeddingUser, GuardUser, LLMUser, RerankUser, VLMUser
-from tokenswarm.users.canary import EmbeddingCanary, GuardCanary, LLMCanary, RerankCanary, VLMCanary
 
 LLM, GUARD, VLM, EMBEDDING, RERANK = {"llm": 20}, {"guard": 30}, {"vlm": 5}, {"embedding": 0}, {"rerank": 0}
 

@@ -9,9 +9,9 @@ behind for sure ends early, and the run with it. Change the plan here, or per ru
 HOLD=, SEED=.
 """
 
+from tokenswarm.arriving import EmbeddingArrivals, GuardArrivals, LLMArrivals, RerankArrivals, VLMArrivals
 from tokenswarm.plans import OpenLoop
 from tokenswarm.shape import Stage
-from tokenswarm.users.arriving import EmbeddingArrivals, GuardArrivals, LLMArrivals, RerankArrivals, VLMArrivals
 
 
 class Poisson(OpenLoop):

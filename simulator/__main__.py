@@ -36,8 +36,10 @@ def listen(host: str, port: int) -> socket.socket:
         return sock
     except OSError as exc:
         reason = (exc.strerror or str(exc)).partition(" (")[0]
-        print(f"simulator: can't listen on {host}:{port}: {reason}; give another --port (0 = any free one)",
-              file=sys.stderr)
+        print(
+            f"simulator: can't listen on {host}:{port}: {reason}; give another --port (0 = any free one)",
+            file=sys.stderr,
+        )
         raise SystemExit(3) from None
 
 
@@ -79,15 +81,26 @@ async def serve(options: argparse.Namespace, command: list[str] | None, sock: so
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1"}.get(options.host, options.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     config = uvicorn.Config(
-        make_app(box), http="httptools", ws="none", lifespan="off", proxy_headers=False, access_log=False,
-        log_config=None, timeout_keep_alive=5, timeout_graceful_shutdown=1)
+        make_app(box),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+    )
     server = Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     await render(box)  # the first page is slow to make; later ones must not delay tokens
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
-    print(f"simulator: {url} serves {' '.join(model.name for model in box.models)}",
-          file=sys.stderr if command else sys.stdout, flush=True)
+    print(
+        f"simulator: {url} serves {' '.join(model.name for model in box.models)}",
+        file=sys.stderr if command else sys.stdout,
+        flush=True,
+    )
     gc.collect()
     gc.freeze()
     try:

@@ -13,9 +13,19 @@ JSON = b"application/json"
 METRICS = b"text/plain; version=1.0.0; charset=utf-8"
 Handler = Callable[[Call], Awaitable[bytes | None]]
 PERMISSION = {
-    "id": "", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
-    "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
-    "organization": "*", "group": None, "is_blocking": False}
+    "id": "",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 
 
 async def health(call: Call) -> bytes:
@@ -31,11 +41,24 @@ async def metrics(call: Call) -> bytes:
 
 
 async def models(call: Call) -> bytes:
-    return msgspec.json.encode({"object": "list", "data": [
-        {"id": model.name, "object": "model", "created": call.box.created, "owned_by": "vllm",
-         "root": f"simulator/{model.name}", "parent": None, "max_model_len": model.max_model_len,
-         "permission": [PERMISSION | {"id": f"modelperm-{model.name}", "created": call.box.created}]}
-        for model in call.box.models]})
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": [
+                {
+                    "id": model.name,
+                    "object": "model",
+                    "created": call.box.created,
+                    "owned_by": "vllm",
+                    "root": f"simulator/{model.name}",
+                    "parent": None,
+                    "max_model_len": model.max_model_len,
+                    "permission": [PERMISSION | {"id": f"modelperm-{model.name}", "created": call.box.created}],
+                }
+                for model in call.box.models
+            ],
+        }
+    )
 
 
 async def tokenize(call: Call) -> bytes:
@@ -49,8 +72,14 @@ async def tokenize(call: Call) -> bytes:
     else:
         raise errors.missing(body, "prompt")
     strings = tokens if body.get("return_token_strs") else None
-    return msgspec.json.encode({"count": len(tokens), "max_model_len": model.max_model_len,
-                                "tokens": [text.token_id(token) for token in tokens], "token_strs": strings})
+    return msgspec.json.encode(
+        {
+            "count": len(tokens),
+            "max_model_len": model.max_model_len,
+            "tokens": [text.token_id(token) for token in tokens],
+            "token_strs": strings,
+        }
+    )
 
 
 GET: dict[str, Handler] = {"/health": health, "/version": version, "/metrics": metrics, "/v1/models": models}

@@ -67,10 +67,14 @@ class Card:
             self._look(now)
         used = min(TOTAL_MIB, self.used_mib + self.leak_mib_per_s * (now - self.born))
         return {
-            "DCGM_FI_DEV_GPU_UTIL": round(self.util), "DCGM_FI_DEV_FB_USED": round(used),
-            "DCGM_FI_DEV_FB_FREE": round(TOTAL_MIB - used), "DCGM_FI_DEV_FB_TOTAL": TOTAL_MIB,
-            "DCGM_FI_DEV_POWER_USAGE": round(self.power, 1), "DCGM_FI_DEV_POWER_MGMT_LIMIT": 425.0,
-            "DCGM_FI_DEV_GPU_TEMP": round(self.temp), "DCGM_FI_DEV_SM_CLOCK": 2520.0 if self.util >= 1 else 210.0,
+            "DCGM_FI_DEV_GPU_UTIL": round(self.util),
+            "DCGM_FI_DEV_FB_USED": round(used),
+            "DCGM_FI_DEV_FB_FREE": round(TOTAL_MIB - used),
+            "DCGM_FI_DEV_FB_TOTAL": TOTAL_MIB,
+            "DCGM_FI_DEV_POWER_USAGE": round(self.power, 1),
+            "DCGM_FI_DEV_POWER_MGMT_LIMIT": 425.0,
+            "DCGM_FI_DEV_GPU_TEMP": round(self.temp),
+            "DCGM_FI_DEV_SM_CLOCK": 2520.0 if self.util >= 1 else 210.0,
         }
 
     @property

@@ -112,7 +112,8 @@ def unauthorized() -> ApiError:
 
 ENGINE_FAILED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 INBAND_ERROR = json.dumps(
-    {"error": {"message": ENGINE_FAILED, "type": "InternalServerError", "param": None, "code": 500}})
+    {"error": {"message": ENGINE_FAILED, "type": "InternalServerError", "param": None, "code": 500}}
+)
 
 
 def not_an_object(given: Any) -> ApiError:

@@ -25,10 +25,16 @@ def gauges(model: Model) -> Iterator[tuple[str, str, Samples]]:
     pace = model.pace
     yield "num_requests_running", "Requests in the batch.", [((), pace.running)]
     yield "num_requests_waiting", "Requests in the queue.", [((), pace.waiting)]
-    yield "num_requests_waiting_by_reason", "Requests in the queue, by what they wait for.", by(
-        "reason", {"capacity": pace.waiting, "deferred": 0})
-    yield "engine_sleep_state", "1 for the state the engine is in.", by(
-        "sleep_state", {"awake": 1, "weights_offloaded": 0, "discard_all": 0})
+    yield (
+        "num_requests_waiting_by_reason",
+        "Requests in the queue, by what they wait for.",
+        by("reason", {"capacity": pace.waiting, "deferred": 0}),
+    )
+    yield (
+        "engine_sleep_state",
+        "1 for the state the engine is in.",
+        by("sleep_state", {"awake": 1, "weights_offloaded": 0, "discard_all": 0}),
+    )
     yield "kv_cache_usage_perc", "Share of KV-cache blocks in use, 0 to 1.", [((), pace.kv_usage)]
 
 
@@ -41,8 +47,11 @@ def counters(model: Model) -> Iterator[tuple[str, str, Samples]]:
     yield "mm_cache_hits", "Images found in the multi-modal cache.", [((), stats.mm_hits)]
     yield "num_preemptions", "Times a running request lost its KV cache.", [((), pace.preemptions)]
     yield "prompt_tokens", "Prompt tokens of requests whose prefill is done.", [((), stats.prompt_tokens)]
-    yield "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", by("source", {
-        "local_compute": computed, "local_cache_hit": stats.cached_tokens, "external_kv_transfer": 0})
+    yield (
+        "prompt_tokens_by_source",
+        "Prompt tokens by where their KV came from.",
+        by("source", {"local_compute": computed, "local_cache_hit": stats.cached_tokens, "external_kv_transfer": 0}),
+    )
     yield "prompt_tokens_cached", "Prompt tokens that were not computed.", [((), stats.cached_tokens)]
     yield "generation_tokens", "Output tokens.", [((), stats.generation_tokens)]
     yield "request_success", "Finished requests by reason.", by("finished_reason", stats.finished)
@@ -70,10 +79,17 @@ def histograms(model: Model) -> Iterator[tuple[str, str, Histogram]]:
 def cache_config(model: Model) -> Labels:
     blocks = model.pace.kv_blocks
     concurrency = round(blocks * BLOCK_SIZE / model.max_model_len, 2)
-    return (("block_size", str(BLOCK_SIZE)), ("cache_dtype", "auto"), ("enable_prefix_caching", "True"),
-            ("gpu_memory_utilization", "0.92"), ("kv_cache_size_tokens", str(blocks * BLOCK_SIZE)),
-            ("kv_cache_max_concurrency", str(concurrency)), ("num_gpu_blocks", str(blocks)),
-            ("num_cpu_blocks", "None"), ("num_gpu_blocks_override", "None"))
+    return (
+        ("block_size", str(BLOCK_SIZE)),
+        ("cache_dtype", "auto"),
+        ("enable_prefix_caching", "True"),
+        ("gpu_memory_utilization", "0.92"),
+        ("kv_cache_size_tokens", str(blocks * BLOCK_SIZE)),
+        ("kv_cache_max_concurrency", str(concurrency)),
+        ("num_gpu_blocks", str(blocks)),
+        ("num_cpu_blocks", "None"),
+        ("num_gpu_blocks_override", "None"),
+    )
 
 
 @functools.cache
@@ -89,8 +105,9 @@ class Page:
     def __init__(self) -> None:
         self.families: dict[str, list[str]] = {}
 
-    def add(self, name: str, kind: str, help: str, base: Labels, samples: Samples,
-            suffixes: tuple[str, ...] = ()) -> None:
+    def add(
+        self, name: str, kind: str, help: str, base: Labels, samples: Samples, suffixes: tuple[str, ...] = ()
+    ) -> None:
         lines = self.families.setdefault(name, [f"# HELP {name} {help}", f"# TYPE {name} {kind}"])
         names = tuple(name + suffix for suffix in suffixes) or (name,) * len(samples)
         starts = heads(names, tuple(base + extra for extra, _ in samples))
@@ -127,15 +144,26 @@ def add_model(page: Page, model: Model) -> None:
     if model.kind == "llm":  # has no model_name, so a page can hold only one
         page.add("vllm:cache_config_info", "gauge", "Settings of the KV cache.", base[:1], [(cache_config(model), 1)])
     # How well this simulator keeps its model's time: the one thing here that vLLM hasn't got.
-    add_histogram(page, "simulator:token_lateness_seconds", "From a token's time in the model until it was written.",
-                  base[1:], stats.lateness, created)
+    add_histogram(
+        page,
+        "simulator:token_lateness_seconds",
+        "From a token's time in the model until it was written.",
+        base[1:],
+        stats.lateness,
+        created,
+    )
     page.add("simulator:token_lateness_max_seconds", "gauge", "Longest so far.", base[1:], [((), stats.lateness_max)])
 
 
 def add_card(page: Page, card: Card) -> None:
     """GPU gauges in dcgm-exporter's names; the labels say that nothing of it is real."""
-    labels: Labels = (("gpu", str(card.index)), ("UUID", f"GPU-simulated-{card.index}"), ("device", f"sim{card.index}"),
-                      ("modelName", "Simulated RTX 4090 D"), ("Hostname", "simulator"))
+    labels: Labels = (
+        ("gpu", str(card.index)),
+        ("UUID", f"GPU-simulated-{card.index}"),
+        ("device", f"sim{card.index}"),
+        ("modelName", "Simulated RTX 4090 D"),
+        ("Hostname", "simulator"),
+    )
     for name, value in card.gauges(asyncio.get_running_loop().time()).items():
         page.add(name, "gauge", "Of a simulated card.", labels, [((), value)])
 
@@ -149,6 +177,8 @@ async def render(box: Box) -> bytes:
         add_model(page, model)
         await asyncio.sleep(0)
     page.families["process_cpu_seconds_total"] = [
-        "# HELP process_cpu_seconds_total CPU time of this process.", "# TYPE process_cpu_seconds_total counter",
-        f"process_cpu_seconds_total {time.process_time()}"]
+        "# HELP process_cpu_seconds_total CPU time of this process.",
+        "# TYPE process_cpu_seconds_total counter",
+        f"process_cpu_seconds_total {time.process_time()}",
+    ]
     return page.text().encode()

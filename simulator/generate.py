@@ -16,10 +16,12 @@ SIGMA = 0.4  # spread of output lengths: standard deviation of their logarithm
 VOICES = [[msgspec.json.encode(word) for word in text.words(voice)] for voice in (text.ENGLISH, text.CHINESE)]
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"vary", b"Origin")]
 # Fields that a whole answer has even if they are null
-NO_USAGE = dict.fromkeys(("prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details",
-                          "completion_tokens_details"))
-CHAT_REST = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params",
-                           "ec_transfer_params", "metrics"))
+NO_USAGE = dict.fromkeys(
+    ("prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+)
+CHAT_REST = dict.fromkeys(
+    ("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
+)
 COMPLETION_REST = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
 
 
@@ -60,8 +62,9 @@ def check(body: dict[str, Any]) -> None:
         raise errors.wrong_type("stream_options", "model_type", "Input should be an object", options)
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        raise errors.bad_request(f"temperature must be non-negative, got {float(temperature)}.", "temperature",
-                                 float(temperature))
+        raise errors.bad_request(
+            f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature)
+        )
     if options is not None and not body.get("stream"):
         raise errors.bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
 
@@ -77,7 +80,9 @@ def output_limit(body: dict[str, Any], prompt_tokens: int, max_model_len: int) -
     if asked > max_model_len:
         raise errors.bad_request(
             f"{name}={asked} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens.",
-            name, asked)
+            name,
+            asked,
+        )
     if prompt_tokens + asked > max_model_len:
         raise errors.too_long_with_output(max_model_len, prompt_tokens, asked)
     return asked
@@ -163,19 +168,50 @@ async def _whole(
         await asyncio.sleep(call.box.rates.stall_s)
     counts = NO_USAGE | usage(seq.prompt_tokens, reply.tokens, seq.cached)
     answer = _chat_answer(reply) if is_chat else _completion_answer(reply)
-    return msgspec.json.encode({
-        "id": seq.id, "object": "chat.completion" if is_chat else "text_completion", "created": call.created,
-        "model": model.name, "choices": [answer], "service_tier": None, "system_fingerprint": FINGERPRINT,
-        "usage": counts, **(CHAT_REST if is_chat else COMPLETION_REST)})
+    return msgspec.json.encode(
+        {
+            "id": seq.id,
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": call.created,
+            "model": model.name,
+            "choices": [answer],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": counts,
+            **(CHAT_REST if is_chat else COMPLETION_REST),
+        }
+    )
 
 
 def _chat_answer(reply: Reply) -> dict[str, Any]:
-    message = {"role": "assistant", "content": reply.text(), "refusal": None, "annotations": None, "audio": None,
-               "function_call": None, "reasoning": None}
-    return {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish, "stop_reason": None,
-            "token_ids": None, "routed_experts": None}
+    message = {
+        "role": "assistant",
+        "content": reply.text(),
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+    }
+    return {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": reply.finish,
+        "stop_reason": None,
+        "token_ids": None,
+        "routed_experts": None,
+    }
 
 
 def _completion_answer(reply: Reply) -> dict[str, Any]:
-    return {"index": 0, "text": reply.text(), "logprobs": None, "finish_reason": reply.finish, "stop_reason": None,
-            "token_ids": None, "prompt_logprobs": None, "prompt_token_ids": None}
+    return {
+        "index": 0,
+        "text": reply.text(),
+        "logprobs": None,
+        "finish_reason": reply.finish,
+        "stop_reason": None,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+    }

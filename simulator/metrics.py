@@ -9,10 +9,53 @@ if TYPE_CHECKING:
     from simulator.engine import Seq
 
 TOKEN_GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-               20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
-LATENCIES = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-             120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
+LATENCIES = (
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
 STEP_TOKENS = tuple(float(2**n) for n in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 LATENESS = (5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7.5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.02, 0.05, 0.1)
@@ -51,7 +94,8 @@ class Stats:
         self.ttft, self.itl, self.tpot = Histogram(FIRST_TOKEN), Histogram(TOKEN_GAPS), Histogram(TOKEN_GAPS)
         self.e2e, self.queue, self.inference, self.prefill, self.decode = (Histogram(LATENCIES) for _ in range(5))
         self.prompt_size, self.output_size, self.max_output, self.max_tokens, self.kv_computed = (
-            Histogram(sizes) for _ in range(5))
+            Histogram(sizes) for _ in range(5)
+        )
         self.preemptions = Histogram(PREEMPTIONS)
         self.lateness = Histogram(LATENESS)
         self._previous: dict[Any, float] = {}

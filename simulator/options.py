@@ -66,8 +66,12 @@ def layout(given: str) -> list[list[str]]:
 
 def parser() -> Parser:
     whole, real, chance = number(0, 1e9, True), number(0), number(0, 1)
-    p = Parser(prog="python -m simulator", description="A pretend vLLM with known limits.", allow_abbrev=False,
-               epilog="--run CMD ... (last): serve while CMD runs, with SIM_URL set for it; exit as it exits.")
+    p = Parser(
+        prog="python -m simulator",
+        description="A pretend vLLM with known limits.",
+        allow_abbrev=False,
+        epilog="--run CMD ... (last): serve while CMD runs, with SIM_URL set for it; exit as it exits.",
+    )
     add = p.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=number(0, 65535, True), default=0, help="0 = any free port")
@@ -86,8 +90,13 @@ def parser() -> Parser:
     add("--inband-error-rate", type=chance, default=0, help="share of streams that bring an error event")
     add("--stall-rate", type=chance, default=0, help="share of streams that pause once for --stall-ms")
     add("--stall-ms", type=real, default=1000)
-    add("--error-burst", type=span, default=(0.0, 0.0), metavar="AT:FOR",
-        help="HTTP 500 to everything, from AT s after the start for FOR s")
+    add(
+        "--error-burst",
+        type=span,
+        default=(0.0, 0.0),
+        metavar="AT:FOR",
+        help="HTTP 500 to everything, from AT s after the start for FOR s",
+    )
     add("--cards", type=layout, default=LAYOUT, help=f"which kinds share which card: {LAYOUT}")
     add("--leak-mib-per-min", type=real, default=0, help="memory of the llm's card grows by so much")
     add("--leak-ms-per-min", type=real, default=0, help="a step takes this much longer with every minute")
@@ -115,11 +124,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
         p.error("the fault rates add up to more than 1")
     options.max_model_len = options.max_model_len or min(8192, options.kv_blocks * BLOCK_SIZE)
     if options.kv_blocks * BLOCK_SIZE < options.max_model_len:
-        p.error(f"--kv-blocks {options.kv_blocks} can't hold one context: give at least "
-                f"{-(-options.max_model_len // BLOCK_SIZE)}, or a smaller --max-model-len")
+        p.error(
+            f"--kv-blocks {options.kv_blocks} can't hold one context: give at least "
+            f"{-(-options.max_model_len // BLOCK_SIZE)}, or a smaller --max-model-len"
+        )
     if options.max_num_batched_tokens < options.slots:
-        p.error(f"--max-num-batched-tokens {options.max_num_batched_tokens} is below --slots {options.slots}: every"
-                " sequence in the batch needs one")
+        p.error(
+            f"--max-num-batched-tokens {options.max_num_batched_tokens} is below --slots {options.slots}: every"
+            " sequence in the batch needs one"
+        )
     for kinds in options.cards:
         for kind, blocks in share_memory(kinds, kv_blocks(options)).items():
             if len(kinds) > 1 and blocks * BLOCK_SIZE < (options.max_model_len if kind == "llm" else 8192):
@@ -134,9 +147,14 @@ def llm_config(options: argparse.Namespace) -> Config:
     prefill_us = options.prefill_us_per_token if options.prefill_us_per_token is not None else 1 if unlimited else 30
     seq_us = options.seq_us if options.seq_us is not None else 2 if unlimited else 50
     return Config(
-        slots=options.slots, step_s=options.step_ms / 1e3, prefill_token_s=prefill_us / 1e6, seq_s=seq_us / 1e6,
-        kv_blocks=options.kv_blocks, max_num_batched_tokens=options.max_num_batched_tokens,
-        leak_s_per_s=options.leak_ms_per_min / 1e3 / 60)
+        slots=options.slots,
+        step_s=options.step_ms / 1e3,
+        prefill_token_s=prefill_us / 1e6,
+        seq_s=seq_us / 1e6,
+        kv_blocks=options.kv_blocks,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        leak_s_per_s=options.leak_ms_per_min / 1e3 / 60,
+    )
 
 
 def configs(options: argparse.Namespace) -> dict[str, Config]:
@@ -159,10 +177,20 @@ def build(options: argparse.Namespace, loop: AbstractEventLoop) -> Box:
         pace: EnginePace | ExactPace = EnginePace(loop, stats, Engine(config), cards[kind])
         if kind == "llm" and options.ttft_ms is not None:
             pace = ExactPace(loop, stats, options.ttft_ms / 1e3, options.tpot_ms / 1e3, config.kv_blocks)
-        models.append(Model(getattr(options, f"{kind}_model"), kind, length, pace, stats,
-                            random.Random(f"{options.seed} {kind}")))
-    rates = Rates(options.error_rate, options.cut_rate, options.inband_error_rate, options.stall_rate,
-                  options.stall_ms / 1e3)
+        models.append(
+            Model(getattr(options, f"{kind}_model"), kind, length, pace, stats, random.Random(f"{options.seed} {kind}"))
+        )
+    rates = Rates(
+        options.error_rate, options.cut_rate, options.inband_error_rate, options.stall_rate, options.stall_ms / 1e3
+    )
     burst = Burst(*(loop.time() + at for at in options.error_burst))
-    return Box(models, rates, options.output_tokens, options.queue_limit, options.api_key, int(time.time()),
-               list({card.index: card for card in cards.values()}.values()), burst)
+    return Box(
+        models,
+        rates,
+        options.output_tokens,
+        options.queue_limit,
+        options.api_key,
+        int(time.time()),
+        list({card.index: card for card in cards.values()}.values()),
+        burst,
+    )

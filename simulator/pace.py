@@ -111,8 +111,9 @@ class EnginePace(Pace):
 class ExactPace(Pace):
     """Known truth: the first token a fixed time after arrival, the others a fixed gap apart, whatever the load."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, stats: Stats, ttft_s: float, tpot_s: float,
-                 kv_blocks: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, stats: Stats, ttft_s: float, tpot_s: float, kv_blocks: int
+    ) -> None:
         super().__init__(loop, stats)
         self.ttft_s = ttft_s
         self.tpot_s = tpot_s

@@ -35,9 +35,14 @@ async def embeddings(call: Call) -> bytes | None:
     tokens = [text.pieces(item) for item in inputs]
     if not await compute(call, model, "embd", tokens):
         return None
-    data = [{"index": index, "object": "embedding",
-             "embedding": vector(zlib.crc32(item.encode()) % VECTORS, dimensions, form)}
-            for index, item in enumerate(inputs)]
+    data = [
+        {
+            "index": index,
+            "object": "embedding",
+            "embedding": vector(zlib.crc32(item.encode()) % VECTORS, dimensions, form),
+        }
+        for index, item in enumerate(inputs)
+    ]
     return respond(call, model, "embd", "list", data, tokens, EMBEDDING_USAGE)
 
 
@@ -70,10 +75,13 @@ async def rerank(call: Call) -> bytes | None:
     if not await compute(call, model, "score", tokens):
         return None
     scores = [relevance(query, document) for document in documents]
-    results = [{"index": index, "document": {"text": documents[index], "multi_modal": None},
-                "relevance_score": scores[index]} for index in sorted(range(len(scores)), key=lambda i: -scores[i])]
-    return msgspec.json.encode({"id": call.id("score"), "model": model.name, "usage": counts(tokens),
-                                "results": results[:top_n]})
+    results = [
+        {"index": index, "document": {"text": documents[index], "multi_modal": None}, "relevance_score": scores[index]}
+        for index in sorted(range(len(scores)), key=lambda i: -scores[i])
+    ]
+    return msgspec.json.encode(
+        {"id": call.id("score"), "model": model.name, "usage": counts(tokens), "results": results[:top_n]}
+    )
 
 
 async def score(call: Call) -> bytes | None:
@@ -89,8 +97,10 @@ async def score(call: Call) -> bytes | None:
     if not await compute(call, model, "score", tokens):
         return None
     judge = danger if model.kind == "guard" else relevance
-    data = [{"index": index, "object": "score", "score": judge(a, b)}
-            for index, (a, b) in enumerate(zip(firsts, seconds, strict=True))]
+    data = [
+        {"index": index, "object": "score", "score": judge(a, b)}
+        for index, (a, b) in enumerate(zip(firsts, seconds, strict=True))
+    ]
     return respond(call, model, "score", "list", data, tokens, {"completion_tokens": 0})
 
 
@@ -115,8 +125,15 @@ async def classify(call: Call) -> bytes | None:
     if not await compute(call, model, "classify", tokens):
         return None
     labels = ("Safe", "Controversial", "Unsafe")
-    data = [{"index": index, "label": label, "probs": [0.96 if name == label else 0.02 for name in labels],
-             "num_classes": len(labels)} for index, label in enumerate(guard.judge(item)[0] for item in inputs)]
+    data = [
+        {
+            "index": index,
+            "label": label,
+            "probs": [0.96 if name == label else 0.02 for name in labels],
+            "num_classes": len(labels),
+        }
+        for index, label in enumerate(guard.judge(item)[0] for item in inputs)
+    ]
     return respond(call, model, "classify", "list", data, tokens, {"completion_tokens": 0})
 
 
@@ -167,8 +184,9 @@ async def compute(call: Call, model: Model, prefix: str, prompts: list[list[str]
     box.admit(model)
     collect = Collect(len(prompts))
     id = call.id(prefix)
-    seqs = [Seq(f"{id}-{index}", max(1, len(tokens)), 0, "stop", listener=collect)
-            for index, tokens in enumerate(prompts)]
+    seqs = [
+        Seq(f"{id}-{index}", max(1, len(tokens)), 0, "stop", listener=collect) for index, tokens in enumerate(prompts)
+    ]
     for seq in seqs:
         model.pace.submit(seq, call.arrival)
     return await call.finished(model, seqs, collect.done) == "end"
@@ -179,7 +197,22 @@ def counts(prompts: list[list[str]]) -> dict[str, Any]:
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def respond(call: Call, model: Model, prefix: str, kind: str, data: list[dict[str, Any]], prompts: list[list[str]],
-            rest: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"id": call.id(prefix), "object": kind, "created": call.created, "model": model.name,
-                                "data": data, "usage": counts(prompts) | rest})
+def respond(
+    call: Call,
+    model: Model,
+    prefix: str,
+    kind: str,
+    data: list[dict[str, Any]],
+    prompts: list[list[str]],
+    rest: dict[str, Any],
+) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": call.id(prefix),
+            "object": kind,
+            "created": call.created,
+            "model": model.name,
+            "data": data,
+            "usage": counts(prompts) | rest,
+        }
+    )

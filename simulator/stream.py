@@ -50,7 +50,11 @@ class Events:
         kind = "chat.completion.chunk" if chat else "text_completion"
         quoted = msgspec.json.encode(model)
         self.head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
-            msgspec.json.encode(id), kind.encode(), created, quoted)
+            msgspec.json.encode(id),
+            kind.encode(),
+            created,
+            quoted,
+        )
         self.chat = chat
         self.reply = reply
         self.include_usage = bool(options.get("include_usage"))

@@ -17,7 +17,11 @@ class Shell:
         self.started: list[subprocess.Popen[str]] = []
 
     def environment(self, **variables: str) -> dict[str, str]:
-        keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR") or k.startswith("OPENBLAS")}
+        keep = {
+            k: v
+            for k, v in os.environ.items()
+            if k in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR") or k.startswith("OPENBLAS")
+        }
         return keep | {"REPORTS": str(self.reports), "PYTHONPATH": str(ROOT)} | variables
 
     def start(self, *words: str, cwd: Path = ROOT, **variables: str) -> subprocess.Popen[str]:

@@ -67,9 +67,7 @@ def test_reset_in_the_middle(server: Server) -> None:
 
 
 def test_not_http(server: Server) -> None:
-    x, _ = ask(
-        client_of(server), {"framing": "raw", "script": [{"text": "SSH-2.0-OpenSSH_9.6\r\n"}], "end": "close"}
-    )
+    x, _ = ask(client_of(server), {"framing": "raw", "script": [{"text": "SSH-2.0-OpenSSH_9.6\r\n"}], "end": "close"})
     assert x.error == "bad_stream"
 
 

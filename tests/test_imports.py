@@ -7,7 +7,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STDLIB_ONLY = ["arrivals", "earlier", "record", "runs", "prompts", "profiles", "images", "convert", "options", "histogram", "recover", "outbox", "clocks", "hello"]
+STDLIB_ONLY = [
+    "arrivals",
+    "earlier",
+    "record",
+    "runs",
+    "prompts",
+    "profiles",
+    "images",
+    "convert",
+    "options",
+    "histogram",
+    "recover",
+    "outbox",
+    "clocks",
+    "hello",
+]
 OURS = {"tokenswarm", "simulator", "analysis", "locustfiles"}
 
 
@@ -39,7 +54,13 @@ def test_the_simulator_knows_nothing_of_us(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").rglob("*.py")), ids=lambda p: p.name)
 def test_analysis_shares_only_the_record_and_never_loads_locust(path: Path) -> None:
     names = imported(path)
-    allowed = ("tokenswarm.arrivals", "tokenswarm.record", "tokenswarm.runs", "tokenswarm.histogram", "tokenswarm.recover")
+    allowed = (
+        "tokenswarm.arrivals",
+        "tokenswarm.record",
+        "tokenswarm.runs",
+        "tokenswarm.histogram",
+        "tokenswarm.recover",
+    )
     assert not roots(names) & {"locust", "gevent", "simulator", "locustfiles"}, path
     ours = {name for name in names if name.startswith("tokenswarm.")}
     assert all(name.startswith(allowed) for name in ours), (path, ours)

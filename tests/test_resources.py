@@ -130,7 +130,8 @@ def test_max_num_seqs_is_claimed_only_where_it_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "preempt", "words"), [(0.97, 0, "with a KV-cache limit"), (0.5, 0.2, "with a KV-cache limit"), (0.92, 0, "both")]
+    ("kv", "preempt", "words"),
+    [(0.97, 0, "with a KV-cache limit"), (0.5, 0.2, "with a KV-cache limit"), (0.92, 0, "both")],
 )
 def test_a_full_kv_cache_is_no_slot_limit(tmp_path: Path, kv: float, preempt: float, words: str) -> None:
     folder = Folder(tmp_path / "run")

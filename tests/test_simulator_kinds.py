@@ -122,9 +122,11 @@ def test_score_classify_moderations(port: int) -> None:
 
 
 def test_kinds_refuse_each_others_requests(port: int) -> None:
-    for path, body in (("/v1/embeddings", {"model": "sim-llm", "input": "x"}),
-                       ("/v1/chat/completions", chat("sim-embedding")),
-                       ("/rerank", {"model": "sim-vlm", "query": "x", "documents": ["y"]})):
+    for path, body in (
+        ("/v1/embeddings", {"model": "sim-llm", "input": "x"}),
+        ("/v1/chat/completions", chat("sim-embedding")),
+        ("/rerank", {"model": "sim-vlm", "query": "x", "documents": ["y"]}),
+    ):
         answer = ask(port, path, body)
         assert (answer.status, answer.json["error"]["type"]) == (400, "BadRequestError")
 

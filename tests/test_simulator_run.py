@@ -19,8 +19,14 @@ FAST = ("--step-ms", "2")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "simulator", *arguments], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "simulator", *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 @pytest.fixture
@@ -54,7 +60,10 @@ def test_error_rate_gives_vllms_500() -> None:
         assert answer.status == 500
         assert answer.json["error"] == {
             "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-            "type": "InternalServerError", "param": None, "code": 500}
+            "type": "InternalServerError",
+            "param": None,
+            "code": 500,
+        }
         assert ask(port, "/v1/embeddings", {"input": "x"}).status == 500
         assert ask(port, "/health").status == 200
 
@@ -108,6 +117,7 @@ def test_stalled_stream_pauses_once_and_then_is_complete() -> None:
 def test_queue_limit_refuses_what_finds_no_place() -> None:
     with simulator("--slots", "2", "--queue-limit", "3", "--step-ms", "20") as port:
         answers: list[Answer] = []
+
         def one() -> None:
             answers.append(ask(port, "/v1/chat/completions", chat(**(STREAM | {"max_tokens": 30}))))
 
@@ -143,8 +153,9 @@ def test_exact_mode_keeps_its_times_whatever_the_load() -> None:
     with simulator("--ttft-ms", "100", "--tpot-ms", "20", "--slots", "1") as port:
         answers: list[Answer] = []
         body = chat(**(STREAM | {"max_tokens": 21}))
-        threads = [threading.Thread(target=lambda: answers.append(ask(port, "/v1/chat/completions", body)))
-                   for _ in range(10)]
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(port, "/v1/chat/completions", body))) for _ in range(10)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -162,14 +173,31 @@ def test_exact_mode_keeps_its_times_whatever_the_load() -> None:
 # The command line
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--slots", "x"], ["--slots", "-1"], ["--bogus"], ["--run"], ["--ttft-ms", "100"], ["--error-rate", "1.5"],
-    ["--error-rate", "0.6", "--cut-rate", "0.6"], ["--kv-blocks", "4", "--max-model-len", "100"],
-    ["--port", "70000"], ["--slots", "64", "--max-num-batched-tokens", "32"], ["--step-ms", "0", "--seq-us", "0"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--slots", "x"],
+        ["--slots", "-1"],
+        ["--bogus"],
+        ["--run"],
+        ["--ttft-ms", "100"],
+        ["--error-rate", "1.5"],
+        ["--error-rate", "0.6", "--cut-rate", "0.6"],
+        ["--kv-blocks", "4", "--max-model-len", "100"],
+        ["--port", "70000"],
+        ["--slots", "64", "--max-num-batched-tokens", "32"],
+        ["--step-ms", "0", "--seq-us", "0"],
+    ],
+)
 def test_bad_flags_give_one_line_and_exit_2(arguments: list[str]) -> None:
-    result = subprocess.run([sys.executable, "-m", "simulator", *arguments], cwd=ROOT, capture_output=True, text=True,
-                            timeout=20, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "simulator", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("simulator: ")
@@ -178,15 +206,23 @@ def test_bad_flags_give_one_line_and_exit_2(arguments: list[str]) -> None:
 def test_port_in_use_gives_one_line_and_exit_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        result = subprocess.run([sys.executable, "-m", "simulator", "--port", port, "--run", "true"], cwd=ROOT,
-                                capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(
+            [sys.executable, "-m", "simulator", "--port", port, "--run", "true"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
     assert result.returncode == 3
     assert result.stderr.splitlines() == [
-        f"simulator: can't listen on 127.0.0.1:{port}: Address already in use; give another --port (0 = any free one)"]
+        f"simulator: can't listen on 127.0.0.1:{port}: Address already in use; give another --port (0 = any free one)"
+    ]
 
 
-@pytest.mark.parametrize(("script", "code"), [
-    ("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)])
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+)
 def test_run_passes_the_exit_code_through(script: str, code: int, group: list[subprocess.Popen[str]]) -> None:
     process = start(*FAST, "--run", "sh", "-c", script)
     group.append(process)
@@ -196,8 +232,14 @@ def test_run_passes_the_exit_code_through(script: str, code: int, group: list[su
 
 @pytest.mark.parametrize(("command", "code"), [("/nonexistent/command", 127), (str(Path(__file__)), 126)])
 def test_run_of_no_command_says_so(command: str, code: int) -> None:
-    result = subprocess.run([sys.executable, "-m", "simulator", "--run", command], cwd=ROOT, capture_output=True,
-                            text=True, timeout=20, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "simulator", "--run", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert result.returncode == code
     assert result.stderr.splitlines()[-1].startswith(f"simulator: can't run {command}: ")
 

@@ -51,10 +51,16 @@ def test_role_event_comes_in_the_same_write_as_the_first_token() -> None:
     assert b'"role":"assistant"' in reads[1]
 
 
-@pytest.mark.parametrize(("recorded", "options"), [
-    ("chat-stream-usage.txt", USAGE),
-    ("chat-stream-usage-continuous.txt", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
-])
+@pytest.mark.parametrize(
+    ("recorded", "options"),
+    [
+        ("chat-stream-usage.txt", USAGE),
+        (
+            "chat-stream-usage-continuous.txt",
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
+    ],
+)
 def test_chat_events_equal_recorded_ones(port: int, recorded: str, options: dict[str, Any]) -> None:
     mine, theirs = ask(port, "/v1/chat/completions", chat(**STREAM, **options)).events, recorded_events(recorded)
     assert [shape(event) for event in mine[:2]] == [shape(event) for event in theirs[:2]]  # role, token
@@ -177,10 +183,19 @@ def test_unknown_path_and_wrong_method(port: int) -> None:
     assert "allow" in got.names
 
 
-@pytest.mark.parametrize("body", [
-    {"messages": "hi"}, {"messages": ["hi"]}, {"messages": [{"role": "user", "content": 5}]},
-    chat(stream=True, stream_options=[1]), chat(n=2), chat(max_tokens=1.5), chat(content=[{"type": "image_url"}]), [1],
-])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": "hi"},
+        {"messages": ["hi"]},
+        {"messages": [{"role": "user", "content": 5}]},
+        chat(stream=True, stream_options=[1]),
+        chat(n=2),
+        chat(max_tokens=1.5),
+        chat(content=[{"type": "image_url"}]),
+        [1],
+    ],
+)
 def test_nonsense_is_refused_not_crashed_on(port: int, body: Any) -> None:
     assert ask(port, "/v1/chat/completions", body).status == 400
 
@@ -213,7 +228,12 @@ def test_models_lists_every_kind(port: int) -> None:
     body = ask(port, "/v1/models").json
     assert shape(body["data"][:1]) == shape(recorded_answer("models.txt")[2]["data"])
     assert [(model["id"], model["max_model_len"]) for model in body["data"]] == [
-        ("sim-llm", 512), ("sim-guard", 8192), ("sim-vlm", 8192), ("sim-embedding", 8192), ("sim-rerank", 8192)]
+        ("sim-llm", 512),
+        ("sim-guard", 8192),
+        ("sim-vlm", 8192),
+        ("sim-embedding", 8192),
+        ("sim-rerank", 8192),
+    ]
 
 
 def test_health_version_tokenize(port: int) -> None:

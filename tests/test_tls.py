@@ -108,6 +108,4 @@ def test_a_hundred_users_start_without_a_stall(server: Server) -> None:
     assert time.perf_counter() - begin < 2 * one_context
     insecure = tls_context(insecure=True)
     client_of(server, "tls", insecure)
-    assert not insecure.check_hostname and context.check_hostname, (
-        "making a client leaves the context as it is"
-    )
+    assert not insecure.check_hostname and context.check_hostname, "making a client leaves the context as it is"

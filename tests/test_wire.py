@@ -38,9 +38,7 @@ RECORDED = ["chat-stream-usage", "spec-decode-stream", "reasoning-stream", "tool
 
 
 def body_of(name: str) -> bytes:
-    return b"".join(
-        payload(step) for step in json.loads((CASES / "sse" / f"{name}.json").read_text())["script"]
-    )
+    return b"".join(payload(step) for step in json.loads((CASES / "sse" / f"{name}.json").read_text())["script"])
 
 
 STREAMS = {path.stem: body_of(path.stem) for path in cases("sse") if path.stem != GZIP}
@@ -250,10 +248,7 @@ def test_random_cuts_over_a_socket(server: Server, name: str, framing: str) -> N
     client = client_of(server)
     for _ in range(1 if name == LONG else 5):
         body = mixed_ends(STREAMS[name], rng)
-        steps = [
-            {"hex": piece.hex(), "after_ms": rng.choice([0, 0, 1])}
-            for piece in on_the_wire(body, framing, rng)
-        ]
+        steps = [{"hex": piece.hex(), "after_ms": rng.choice([0, 0, 1])} for piece in on_the_wire(body, framing, rng)]
         end = "close" if framing == "until-close" else "clean"
         x, reader = ask(client, {"framing": "raw", "script": steps, "end": end})
         assert facts(x, reader) == whole

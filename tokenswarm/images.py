@@ -69,7 +69,7 @@ def _read(path: str) -> tuple[bytes, _Png | None]:
 
 
 def kind(path: str | Path) -> str | None:
-    """"png", "jpeg", or None for a file that is neither (told by its first bytes, not its name)."""
+    """ "png", "jpeg", or None for a file that is neither (told by its first bytes, not its name)."""
     with open(path, "rb") as file:
         head = file.read(8)
     if head == PNG_MAGIC:

@@ -28,7 +28,7 @@ PRESETS = {
     }
 }
 SIM_DEFAULT = "--slots 32"
-MANY = ("baseline", "mixed", "campaign")  # load every kind that has a URL, or those that KINDS names
+MANY = ("baseline", "mixed", "campaign", "check")  # load every kind that has a URL, or those that KINDS names
 
 
 class Usage(ValueError):
@@ -48,12 +48,14 @@ def main(words: list[str]) -> int:
         return 2
     simulated = "TOKENSWARM_SIM" in os.environ
     if words == ["master"] and not loaded(plan, values):
-        print("tokenswarm: give LLM_URL= (or another kind's) as the client hosts see it; for a try, on one of the hosts:"
+        print("tokenswarm: give LLM_URL= (or another kind's) as the client hosts see it; for a try, on one of them:"
               " make sim SIM='--host ADDRESS'", file=sys.stderr)  # fmt: skip
         return 2
     if not simulated and not loaded(plan, values):
         return under_simulator(words, values.endpoint)
     signal.signal(signal.SIGINT, lambda *_: None)  # Locust answers Ctrl-C; we stay to report
+    if plan == "check":
+        return exit_code(python("tokenswarm.preflight"))
     if plan == "campaign":
         return campaign.run(values)
     return run_ui(plan) if words[0] == "ui" else run(plan, values)
@@ -65,9 +67,9 @@ def loaded(plan: str, values: SimpleNamespace) -> list[str]:
     return [kind for kind in kinds if getattr(values, f"{kind}_url")]
 
 
-def prepare(words: list[str], environ: "os._Environ[str]") -> str:
+def prepare(words: list[str], environ: os._Environ[str]) -> str:
     """Fill the environment: presets, .env, the simulator's targets. Returns the plan. Raises Usage, OptionError."""
-    known = PLANS | PRESETS.keys() | {"ui", "campaign", "master", "worker"}
+    known = PLANS | PRESETS.keys() | {"ui", "campaign", "check", "master", "worker"}
     if len(words) != 1 or words[0] not in known:
         raise Usage(f"which plan? give one of: {', '.join(sorted(known))}")
     for name, value in PRESETS.get(words[0], {}).items():
@@ -79,7 +81,7 @@ def prepare(words: list[str], environ: "os._Environ[str]") -> str:
             environ[f"{kind.upper()}_MODEL"] = f"sim-{kind}"
     default = {"ui": "live", "master": "ramp", "demo": "ramp"}.get(words[0])
     plan = environ.get("PLAN", default) if default else words[0]
-    if plan not in PLANS | {"campaign"}:
+    if plan not in PLANS | {"campaign", "check"}:
         raise Usage(f"PLAN={plan!r} is not one of: {', '.join(sorted(PLANS))}")
     number = environ.get("PROCESSES", "1")
     if not number.isdigit() or int(number) < 1:
@@ -95,7 +97,8 @@ def under_simulator(words: list[str], endpoint: str) -> int:
     """Run ourselves again with the simulator serving meanwhile."""
     arguments = os.environ.get("SIM") or SIM_DEFAULT
     print(f"tokenswarm: no {endpoint.upper()}_URL given: the built-in simulator ({arguments}) plays the server")
-    again = [sys.executable, "-m", "simulator", *shlex.split(arguments), "--run", sys.executable, "-m", __spec__.name, *words]
+    serve = [sys.executable, "-m", "simulator", *shlex.split(arguments)]
+    again = [*serve, "--run", sys.executable, "-m", __spec__.name, *words]
     signal.signal(signal.SIGINT, lambda *_: None)
     return exit_code(subprocess.call(again, env={**os.environ, "TOKENSWARM_SIM": arguments}))
 
@@ -142,7 +145,14 @@ def discard(run_dir: Path) -> None:
 
 def locust(plan: str, run_dir: Path) -> int:
     """Locust headless; its tables and log go to run.log, our progress line to the terminal."""
-    words = ["--headless", "--only-summary", "--logfile", str(run_dir / "run.log"), "--html", str(run_dir / "locust.html")]
+    words = [
+        "--headless",
+        "--only-summary",
+        "--logfile",
+        str(run_dir / "run.log"),
+        "--html",
+        str(run_dir / "locust.html"),
+    ]
     words += ["--csv", str(run_dir / "locust"), "--stop-timeout", "5", *processes()]
     with (run_dir / "run.log").open("ab") as log:
         return python("locust", "-f", f"locustfiles/{plan}.py", *words, stdout=log)
@@ -164,7 +174,17 @@ def run_ui(plan: str) -> int:
     """Locust's web UI on this machine only; no preflight, since a person watches."""
     port = os.environ.get("UI_PORT", "8089")
     print(f"tokenswarm: open http://127.0.0.1:{port} (live charts: http://127.0.0.1:{port}/live); Ctrl-C ends it")
-    words = ["-f", f"locustfiles/{plan}.py", "--web-host", "127.0.0.1", "--web-port", port, "--stop-timeout", "5", *processes()]
+    words = [
+        "-f",
+        f"locustfiles/{plan}.py",
+        "--web-host",
+        "127.0.0.1",
+        "--web-port",
+        port,
+        "--stop-timeout",
+        "5",
+        *processes(),
+    ]
     return exit_code(python("locust", *words))
 
 

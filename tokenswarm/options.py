@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 USERS = Path(__file__).parent / "users"
-KINDS = sorted(path.stem for path in USERS.glob("*.py") if path.stem not in ("__init__", "base", "reading", "canary", "arriving"))
+KINDS = sorted(path.stem for path in USERS.glob("*.py") if path.stem not in ("__init__", "base", "reading"))
 
 
 def _number(low: float, what: str, cast: Callable[[str], Any] = float) -> Callable[[str], Any]:
@@ -43,11 +43,11 @@ def steps(text: str) -> list[int]:
     bad = [word for word in words if not word.isdigit() or int(word) < 1]
     if bad or not words:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: {bad[0] if bad else 'nothing'!r} is not a user count; give whole numbers from 1, such as 1,5,10,20"
+            f"{text!r}: {bad[0] if bad else 'nothing'!r} is not a user count; give whole numbers from 1, such as 1,5,10"
         )
     users = [int(word) for word in words]
     if any(b <= a for a, b in itertools.pairwise(users)):
-        raise argparse.ArgumentTypeError(f"{text!r} does not rise: give each user count once, smallest first, such as 1,5,10")
+        raise argparse.ArgumentTypeError(f"{text!r} does not rise: give each user count once, smallest first")
     return users
 
 
@@ -137,7 +137,13 @@ OPTIONS: list[Option] = [
     Option("min-requests", None, whole, "a stage has at least so many requests, so that its P95 means something (100)"),
     Option("cooldown", None, seconds, "s of rest between stages (5)"),
     Option("kinds", None, kinds, "kinds that baseline, mixed and campaign load (default: all that have a URL)"),
-    Option("soak-users", None, count, "users of the soak (default: what the newest ramp of the target allows)", env="USERS"),
+    Option(
+        "soak-users",
+        None,
+        count,
+        "users of the soak (default: as many as the target's newest ramp allows)",
+        env="USERS",
+    ),
     Option("hold", None, seconds, "s that a stage of soak, mixed or poisson lasts (default: those of the plan)"),
     *(Option(f"{kind}-users", None, whole, f"users of {kind} in mixed (default: those of the plan)") for kind in KINDS),
     Option("shared", ["embedding", "rerank"], kinds, "kinds that share a card in your layout (embedding,rerank)"),

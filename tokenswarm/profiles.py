@@ -67,7 +67,7 @@ def load(name: str | Path) -> Profile:
         raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
     prompts = tuple(_prompts(text, path))
     if not prompts:
-        raise ProfileError(f"{path}: no prompts; a line is {{\"id\": ..., \"body\": {{...}}}}")
+        raise ProfileError(f'{path}: no prompts; a line is {{"id": ..., "body": {{...}}}}')
     return Profile(path.stem, path, _sha256(data, prompts, path.parent), prompts)
 
 
@@ -104,7 +104,7 @@ def _prompt(line: str, folder: Path) -> Prompt:
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise ProfileError("not a JSON object; a line is {\"id\": ..., \"weight\": ..., \"body\": {...}}")
+        raise ProfileError('not a JSON object; a line is {"id": ..., "weight": ..., "body": {...}}')
     if unknown := sorted(set(row) - set(KEYS)):
         raise ProfileError(f"unknown key {unknown[0]!r}; known: {', '.join(KEYS)} (the rest goes into body)")
     _check_row(row)
@@ -157,7 +157,7 @@ def _check_messages(messages: Any, folder: Path) -> None:
         raise ProfileError("the first message has no content; it must be a text or a list of parts")
     for part in (part for message in messages for part in _parts(message)):
         if not isinstance(part, dict):
-            raise ProfileError("a content part must be an object such as {\"type\": \"text\", \"text\": ...}")
+            raise ProfileError('a content part must be an object such as {"type": "text", "text": ...}')
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
             raise ProfileError("a text part must hold a text")
         if part.get("type") == "image_url":
@@ -167,7 +167,7 @@ def _check_messages(messages: Any, folder: Path) -> None:
 def _check_image(image: Any, folder: Path) -> None:
     url = image.get("url") if isinstance(image, dict) else None
     if not isinstance(url, str):
-        raise ProfileError("an image part must hold \"image_url\": {\"url\": \"FILE\"}")
+        raise ProfileError('an image part must hold "image_url": {"url": "FILE"}')
     if url.startswith(("http:", "https:", "data:")):
         # The server's download time is not the GPU's, and a fixed data URI is answered from its image cache.
         raise ProfileError(f"image {url[:40]!r} must be a file beside the profile, not a URL")

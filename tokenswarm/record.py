@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 ERRORS = frozenset(
-    ["dns", "connect", "tls", "timeout", "disconnect", "stale", "truncated", "empty", "bad_stream", "server_error", "aborted", "cancelled", "client"]
+    {"dns", "connect", "tls", "timeout", "disconnect", "stale", "truncated", "empty", "bad_stream"}
+    | {"server_error", "aborted", "cancelled", "client"}
 )
 """Closed set of failure words; `http_NNN` (any status) joins it. docs/record.md says what each one means."""
 
@@ -63,7 +64,8 @@ class RequestRecord:
 
 COLUMNS = tuple(f.name for f in fields(RequestRecord))
 INT_COLUMNS = frozenset(
-    ["users", "seq", "status", "chunks", "bad_events", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "items"]
+    {"users", "seq", "status", "chunks", "bad_events", "items"}
+    | {"input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"}
 )
 FLOAT_COLUMNS = frozenset(["start_time", *(name for name in COLUMNS if name.endswith("_ms"))])
 

@@ -45,12 +45,13 @@ def all_runs(phase: str = "", reports: Path | None = None) -> Iterator[Path]:
 
 
 def find(name: str) -> Path:
-    """The run that a person means: a folder, a name under reports/, or `latest`. Raises FileNotFoundError in one line."""
+    """The run that a person means: a folder, a name under reports/, or `latest`. Raises FileNotFoundError."""
     for path in (Path(name), reports_dir() / name):
         if (path / "run.json").is_file():
             return path.resolve()
     known = ", ".join(p.name for p in list(all_runs())[:3]) or "none yet; `make ramp` makes one"
-    raise FileNotFoundError(f"no run '{name}': a run is a folder with a run.json under {reports_dir()}/ (newest: {known})")
+    where = f"a run is a folder with a run.json under {reports_dir()}/"
+    raise FileNotFoundError(f"no run '{name}': {where} (newest: {known})")
 
 
 def load(run: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from shell import ROOT, Shell
 
 QUICK = {"STEPS": "1,2,4", "REQUESTS_PER_USER": "3", "MIN_REQUESTS": "0", "COOLDOWN": "0"}
@@ -71,7 +70,10 @@ def test_an_empty_profile(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "needed"),
-    [({"LLM_API_KEY": "sk-wrong"}, ["LLM_API_KEY", "refused"]), ({"LLM_MODEL": "nope", "LLM_API_KEY": "sk-right"}, ["nope", "sim-llm"])],
+    [
+        ({"LLM_API_KEY": "sk-wrong"}, ["LLM_API_KEY", "refused"]),
+        ({"LLM_MODEL": "nope", "LLM_API_KEY": "sk-right"}, ["nope", "sim-llm"]),
+    ],
 )
 def test_wrong_key_and_wrong_model(shell: Shell, variables: dict[str, str], needed: list[str]) -> None:
     server = shell.start("simulator", "--port", "0", "--api-key", "sk-right")
@@ -85,7 +87,9 @@ def test_wrong_key_and_wrong_model(shell: Shell, variables: dict[str, str], need
 
 def test_a_full_disk_stops_the_run_in_one_line(shell: Shell) -> None:
     script = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
-    script += "sys.argv = ['launch', 'ramp']; runpy.run_module('tokenswarm.launch', run_name='__main__', alter_sys=True)"
+    script += (
+        "sys.argv = ['launch', 'ramp']; runpy.run_module('tokenswarm.launch', run_name='__main__', alter_sys=True)"
+    )
     wrapper = shell.reports.parent / "full_disk.py"
     wrapper.write_text(script)
     child = shell.start("full_disk", SIM="--slots 8 --output-tokens 8", STEPS="4,8,16,32", REQUESTS_PER_USER="40",

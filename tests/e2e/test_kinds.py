@@ -81,7 +81,9 @@ def test_the_sixth_kind_of_the_docs_runs_as_it_stands_there(shell: Shell, tmp_pa
     (home / "tokenswarm/users/tokenize.py").write_text(user, encoding="utf-8")
     ramp = (home / "locustfiles/ramp.py").read_text(encoding="utf-8")
     line, users = plan.splitlines()[0], plan.strip().splitlines()[-1]
-    ramp = re.sub(r"    users = .*", users, ramp).replace("from tokenswarm.users import", f"{line}\nfrom tokenswarm.users import", 1)
+    ramp = re.sub(r"    users = .*", users, ramp).replace(
+        "from tokenswarm.users import", f"{line}\nfrom tokenswarm.users import", 1
+    )
     (home / "locustfiles/ramp.py").write_text(ramp, encoding="utf-8")
     few = {**QUICK, "ENDPOINT": "tokenize", "TOKENIZE_MODEL": "sim-llm"}
     server = shell.start("simulator", "--port", "0", cwd=home, PYTHONPATH=str(home))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from shell import Shell
 
 QUICK = {"REQUESTS_PER_USER": "10", "MIN_REQUESTS": "60", "COOLDOWN": "0"}

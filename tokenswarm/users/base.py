@@ -18,7 +18,6 @@ from tokenswarm.sockets import StampedClients
 from tokenswarm.users.reading import ChatReader
 from tokenswarm.wire import Exchange, Limits, exchange
 
-
 CHAT_PROFILES = ("chat", "guard")
 SYNTHETIC_PROMPTS, SYNTHETIC_OUTPUT = 64, 128
 STREAMED = frozenset({"chat", "completions"})

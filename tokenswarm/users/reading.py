@@ -153,7 +153,7 @@ class ChatReader:
         return message.sort() if message else ""
 
     def verdict(self) -> str:
-        """"" for success: a finish_reason or [DONE], no error event, and not nothing at all (cases A23 to A29)."""
+        """ "" for success: a finish_reason or [DONE], no error event, and not nothing at all (cases A23 to A29)."""
         if self.error or self.finish == "error":
             return "server_error"
         if self.finish == "abort":
@@ -242,7 +242,7 @@ class ItemsReader:
         self.usage = reply.usage or self.usage
 
     def verdict(self) -> str:
-        """"" for success: all results are there, each with something in it."""
+        """ "" for success: all results are there, each with something in it."""
         if self.error:
             return "server_error"
         if not self.items:
