@@ -50,9 +50,15 @@ def add_preflight(path: Path, targets: dict[str, Any]) -> None:
             targets.setdefault(kind, {}).update(facts)
 
 
+def shown_path(path: Path | None) -> str:
+    """Where a profile lies, below the project if it is there: a report says nothing of the machine's folders."""
+    home = Path(__file__).parent.parent
+    return str(path.relative_to(home) if path and path.is_relative_to(home) else path.name if path else "")
+
+
 def profile_facts(profile: Profile) -> dict[str, Any]:
     """What run.json keeps of a profile: enough to tell whether two runs sent the same; a guard's expected verdicts."""
-    facts = {"path": str(profile.path or ""), "sha256": profile.sha256, "prompts": len(profile.prompts)}
+    facts = {"path": shown_path(profile.path), "sha256": profile.sha256, "prompts": len(profile.prompts)}
     expected = {prompt.id: prompt.expect for prompt in profile.prompts if prompt.expect}
     return {profile.name: facts | ({"expect": expected} if expected else {})}
 
