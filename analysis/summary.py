@@ -33,6 +33,7 @@ def build(run: Run) -> dict[str, Any]:
         endpoints[name] = _endpoint(run, name, [p for p, _ in mine], [r for _, r in mine], idle[name])
     inside = causes.attach(run, parts, endpoints, measured)
     staged = run.requests[run.requests["stage"] != ""]
+    shown = [stage for endpoint in endpoints.values() for stage in endpoint["stages"]]
     phase = info.get("phase") or _phase(run)
     found = phases.attach(run, parts, phase, slo)
     if late := found.get(phase, {}).get("reasons"):
@@ -41,7 +42,7 @@ def build(run: Run) -> dict[str, Any]:
         "schema": SCHEMA, "run": info.get("run") or run.path.name, "phase": phase,
         "date": _date(run), "simulated": bool(info.get("simulated")), "simulator": info.get("simulator") or "",
         "state": state, "reasons": reasons, "meter": measured,
-        "requests": len(staged), "failures": int((~staged["ok"] & ~staged["cut"]).sum()),
+        "requests": sum(s["requests"] for s in shown), "failures": sum(s["failures"] for s in shown),
         "outside_stages": len(run.requests) - len(staged), "slo": slo, "seed": info.get("seed"),
         "endpoints": endpoints, "warnings": [*cautions.all_of(run, parts, results, measured), *inside],
         "provenance": {key: info.get(key) for key in ("versions", "git", "profiles", "options", "stream", "nonce")},
@@ -51,11 +52,11 @@ def build(run: Run) -> dict[str, Any]:
 
 
 def _set_aside(info: dict[str, Any], results: list[StageResult]) -> None:
-    """Stages that the run itself marked invalid (load missing, client overloaded) decide no limit."""
+    """Stages that the run itself marked invalid (load missing, client overloaded) decide no limit but the hard one."""
     spoiled = {s.get("stage"): s.get("reasons") for s in info.get("stages") or [] if s.get("valid") is False}
     for result in results:
         if (reasons := spoiled.get(result.figures["stage"])) is not None:
-            result.figures["valid"], result.step = False, None
+            result.figures["valid"], result.step, result.bad = False, None, None
             result.figures["unusable"] = result.figures["unusable"] or "; ".join(reasons) or "marked invalid by the run"
 
 
@@ -117,7 +118,8 @@ def ramp(parts: list[Steady], results: list[StageResult], seed: int | None, idle
     out["hard_limit"] = proportions.hard_limit(
         list(totals), [k for k, _ in totals.values()], [n for _, n in totals.values()]
     )
-    judged = {r.figures["users"]: r for r in reversed(results) if r.bad is not None and r.judged}
+    fit = [r for r in results if not r.figures["unusable"] or r.figures["broken"]]  # a broken step is a true FAIL
+    judged = {r.figures["users"]: r for r in reversed(fit) if r.bad is not None and r.judged}
     if judged:
         bad, n = [r.bad or 0 for r in judged.values()], [r.judged for r in judged.values()]
         out["slo_capacity"] = proportions.slo_capacity(list(judged), bad, n)

@@ -35,6 +35,8 @@ def test_text(text: str, verdict: str, categories: list[str]) -> None:
         ({"data": [{"label": "non-toxic"}]}, "safe", "non-toxic"),
         ({"data": [{"label": "not_toxic"}]}, "safe", "not_toxic"),
         ({"data": [{"label": "toxic"}]}, "unsafe", "toxic"),
+        ({"data": [{"label": "not safe"}]}, "unsafe", "not safe"),
+        ({"data": [{"label": "non-harmful"}]}, "safe", "non-harmful"),
         ({"data": [{"label": "Controversial"}]}, "controversial", "Controversial"),
         ({"data": [{"label": "Default"}]}, "unparsed", "Default"),
         ({"data": [{"score": 0.93}]}, "unsafe", ""),
@@ -45,3 +47,10 @@ def test_flags_labels_and_scores(body: dict[str, object], verdict: str, labels: 
     reader = ItemGuardReader(1)
     reader.body(json.dumps(body).encode())
     assert (reader.verdict(), reader.outcome(), reader.labels()) == ("", verdict, labels)
+
+
+def test_an_item_with_nothing_in_it_is_no_success() -> None:
+    for body in ({"data": [{}]}, {"data": [{"embedding": []}]}, {"data": [{"embedding": None}]}, {"data": []}):
+        reader = ItemGuardReader(1)
+        reader.body(json.dumps(body).encode())
+        assert reader.verdict() == "empty", body

@@ -294,3 +294,13 @@ def test_load_shedding_is_told_apart_from_failures(tmp_path: Path) -> None:
     run = synthetic.ramp(tmp_path / "run", (4, 8, 16), errors={16: 0.3})
     text = report(run)[0]
     assert "refused by the server to shed load (http_503)" in text
+
+
+def test_a_step_that_the_run_marked_invalid_decides_no_slo_capacity(tmp_path: Path) -> None:
+    run = synthetic.ramp(tmp_path / "run", (4, 8, 12), least=400)
+    info = json.loads((run / "run.json").read_text())
+    sure = report(run)[1]["endpoints"]["llm"]["limits"]["slo_capacity"]
+    info["stages"][-1] |= {"valid": False, "reasons": ["worker box:1 lost"]}
+    (run / "run.json").write_text(json.dumps(info))
+    less = report(run)[1]["endpoints"]["llm"]["limits"]["slo_capacity"]
+    assert (sure["users"], less["users"]) == (12, 8)

@@ -20,7 +20,7 @@ MAX_TOKENS = 16  # small, so that it is hardly a load itself
 
 
 class Canary(EndpointUser):
-    """The profile's first prompt with a fresh nonce, a fixed length and temperature 0, every CANARY_EVERY s."""
+    """The profile's first prompt with a fresh nonce, at most 16 tokens and temperature 0, every CANARY_EVERY s."""
 
     abstract = True
 
@@ -28,7 +28,11 @@ class Canary(EndpointUser):
         super().on_start()
         self.loaded = replace(self.loaded, name=CANARY, prompts=self.loaded.prompts[:1])
         self.draws = prompts.Draws(
-            self.loaded, self.options.seed, f"{self.kind} {self.recorder.name}", self.recorder.users
+            self.loaded,
+            self.options.seed,
+            f"{self.kind} {self.recorder.name}",
+            self.recorder.users,
+            run=self.recorder.stage.run,
         )
 
     def wait_time(self) -> float:

@@ -59,6 +59,8 @@ def rates(text: str) -> list[float]:
         found = []
     if not found or not all(0 < rate < 1e6 for rate in found):
         raise argparse.ArgumentTypeError(f"{text!r}: give rates in requests/s above 0, such as 5,8,9")
+    if len({f"{rate:g}" for rate in found}) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: give each rate once")
     return found
 
 
@@ -98,6 +100,8 @@ def url(text: str) -> str:
     head, _, rest = text.partition("://")
     if head not in ("http", "https") or not rest or any(c.isspace() for c in text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL: give http://HOST:PORT")
+    if "@" in rest or "?" in rest:
+        raise argparse.ArgumentTypeError("a URL with a name, a key or a query in it: put the key into its own variable")
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -26,6 +26,7 @@ class Blob:
     size: int
     offset: int | None  # in the spool file; None if it is not there
     data: bytes | None
+    spool: Path | None = None  # the file that offset is in
 
 
 class Outbox:
@@ -55,7 +56,7 @@ class Outbox:
         self.last += 1
         at = self._write(data)
         backlog = at is not None and self.last - self.had > WINDOW
-        self.waiting.append(Blob({**message, "blob": self.last}, len(data), at, None if backlog else data))
+        self.waiting.append(Blob({**message, "blob": self.last}, len(data), at, None if backlog else data, self.spool))
 
     def _write(self, data: bytes) -> int | None:
         if self.spool is None or not data:
@@ -90,8 +91,8 @@ class Outbox:
     def _data(self, blob: Blob) -> bytes:
         if blob.data is not None or not blob.size:
             return blob.data or b""
-        assert self.spool is not None and blob.offset is not None
-        with self.spool.open("rb") as file:
+        assert blob.spool is not None and blob.offset is not None
+        with blob.spool.open("rb") as file:
             file.seek(blob.offset)
             return file.read(blob.size)
 

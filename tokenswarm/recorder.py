@@ -42,6 +42,7 @@ class Recorder:
         self.stage = StageOrder()
         self.tally = Tally()
         self.pool = 0
+        self.closed = False  # the stage takes no more requests
         self.epoch = self.until = 0.0  # perf_counter: time 0 of an open loop's schedule; when a timed stage ends
         self.in_flight = 0
         self.users = 0  # users ever made here, so that each draws its own stream
@@ -71,7 +72,7 @@ class Recorder:
         """A user starts: adds its share of the stage's requests; returns its number here and how long it waits (s)."""
         order, index = self.stage, self.tally.started
         place = index * order.workers + max(0, self.environment.runner.worker_index)
-        if place < order.users:
+        if place < order.users and not self.closed:
             self.pool += order.requests // order.users + (place < order.requests % order.users)
         self.tally.started += 1
         self.tally.live += 1
@@ -92,8 +93,10 @@ class Recorder:
             return self.until > 0 if self.stage.rate else time.perf_counter() < self.until
         if not self.stage.requests:
             return True
+        if self.pool <= 0:
+            return False
         self.pool -= 1
-        return self.pool >= 0
+        return True
 
     def add(self, record: RequestRecord, gaps_ms: list[float]) -> None:
         """Keep a finished request: number it, count it, turn it into bytes."""
@@ -126,7 +129,7 @@ class Recorder:
             try:
                 self.ship()
                 self.outbox.pump()
-            except RPCError:  # the outbox keeps it and sends it again
+            except (RPCError, OSError):  # the outbox keeps it and sends it again
                 gevent.sleep(SHIP_EVERY)
 
     def ship(self) -> None:
@@ -182,17 +185,17 @@ class Recorder:
             home = folder if folder.is_dir() else (runs.reports_dir() / order.run).resolve()
             self.outbox.open(home / "workers", self.worker)
             self.heartbeat.restart()
-        self.pool, self.tally, self.stage = 0, Tally(), order
+        self.pool, self.tally, self.stage, self.closed = 0, Tally(), order, False
         self.epoch = time.perf_counter() + (LEAD if order.rate else order.spread_s)
         self.until = self.epoch + order.hold_s
 
     def _on_cancel(self, environment: Any, msg: Message, **_: Any) -> None:
-        self.pool = 0
+        self.pool, self.closed = 0, True
         self.environment.runner.user_greenlets.kill(block=False)
 
     def _on_close(self, environment: Any, msg: Message, **_: Any) -> None:
         """No more requests in this stage; those in flight end by themselves."""
-        self.pool, self.until = 0, 0.0
+        self.pool, self.until, self.closed = 0, 0.0, True
 
     def _on_flush(self, environment: Any, msg: Message, **_: Any) -> None:
         self.flush_asked = True

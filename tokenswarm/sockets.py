@@ -6,6 +6,7 @@ TLS, the program's clock right after recv is all there is."""
 
 from __future__ import annotations
 
+import select
 import socket as stdsocket
 import struct
 import sys
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import gevent.socket
 import gevent.ssl
+from gevent import monkey
 from geventhttpclient.client import HTTPClient, HTTPClientPool
 from geventhttpclient.connectionpool import ConnectionPool, SSLConnectionPool
 
@@ -22,6 +24,7 @@ STAMPS = sys.platform == "linux" and struct.calcsize("l") == 8
 _ANCILLARY = stdsocket.CMSG_SPACE(16) if hasattr(stdsocket, "CMSG_SPACE") else 0
 _TIMESPEC = struct.Struct("ll")
 PEEK = 4096
+RDHUP = getattr(select, "POLLRDHUP", 0)
 
 
 class Stamp(NamedTuple):
@@ -149,6 +152,11 @@ class _Opened:
 
     def _is_socket_alive(self, sock: Any) -> bool:
         # The library asks select(), which refuses descriptors from 1024 on: such connections would never be reused.
+        if RDHUP:  # the peer has closed, whatever lies unread
+            poll = monkey.get_original("select", "poll")()
+            poll.register(sock.fileno(), RDHUP)
+            if poll.poll(0):
+                return False
         try:
             waiting = sock._sock.recv(1, stdsocket.MSG_PEEK | stdsocket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -23,6 +23,9 @@ from tokenswarm.sockets import NEVER, Stamp, both_clocks
 
 CLIENT_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 CLOCK_STEP_NS = 1_000_000
+STALE_NS = (
+    100_000_000  # a connection closed while idle shows within a round trip; later, the server dropped the request
+)
 DETAIL_MAX = 300
 
 
@@ -155,7 +158,8 @@ def _fail(x: Exchange, pool: Any, error: BaseException) -> None:
         return
     sent = pool.sock is not None and pool.sock.sent[0] > 0
     started = sent and pool.sock.arrival.user > 0
-    x.error = _word(error, sent, started, reused=not pool.opening and pool.open_ns is None)
+    at_once = sent and time.perf_counter_ns() - pool.sock.sent[0] < STALE_NS
+    x.error = _word(error, sent, started, reused=at_once and not pool.opening and pool.open_ns is None)
     x.detail = f"{type(error).__name__}: {error}"[:DETAIL_MAX]
 
 

@@ -158,7 +158,8 @@ class ChatReader:
             return "server_error"
         if self.finish == "abort":
             return "aborted"
-        if self.finish or (self.done and self.answered):
+        made = self.answered or (self.usage is not None and bool(self.usage.completion_tokens))
+        if made and (self.finish or self.done):
             return ""
         if self.bad_events and not self.answered:
             return "bad_stream"
@@ -189,6 +190,9 @@ class ChatReader:
         }
 
 
+NOTHING = (b"", b"null", b"[]", b'""')
+
+
 class Item(msgspec.Struct):
     """One result of an embedding, rerank, score, classify or moderation reply; the vectors are left unread."""
 
@@ -198,6 +202,11 @@ class Item(msgspec.Struct):
     label: str | None = None
     flagged: bool | None = None
     categories: Any = None
+
+    def filled(self) -> bool:
+        """There is a vector, a score, a label or a flag in it."""
+        found = (self.relevance_score, self.score, self.label, self.flagged)
+        return bytes(self.embedding).strip() not in NOTHING or any(value is not None for value in found)
 
 
 class Items(msgspec.Struct):
@@ -247,6 +256,8 @@ class ItemsReader:
             return "server_error"
         if not self.items:
             return "bad_stream" if self.bad_events else "empty"
+        if not all(item.filled() for item in self.items):
+            return "empty"
         return "truncated" if self.expected and len(self.items) < self.expected else ""
 
     def outcome(self) -> str:

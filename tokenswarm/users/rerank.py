@@ -19,7 +19,8 @@ class RerankUser(EndpointUser):
     def prepare(self, draw: prompts.Draw) -> Request:
         query, documents = draw.body["query"], draw.body["documents"]
         pair = {"text_1": query, "text_2": documents} if self.api == "score" else draw.body
-        return self.request(draw, {"model": self.target.model, **pair}, items=len(documents))
+        ranked = min(len(documents), draw.body.get("top_n") or len(documents))
+        return self.request(draw, {"model": self.target.model, **pair}, items=ranked)
 
     def reader(self, request: Request) -> Any:
         return ItemsReader(request.items)
