@@ -52,6 +52,9 @@ def users(n: int) -> str:
 def first_line(summary: dict[str, Any]) -> str:
     """State, requests, failures, and what was measured; always the first line of every report."""
     out = f"{summary['run']}: {summary['state']}, {summary['requests']:,} requests, {summary['failures']:,} failed, "
+    stages = [stage for endpoint in summary["endpoints"].values() for stage in endpoint["stages"]]
+    if spoiled := [stage["stage"] for stage in stages if not stage["valid"] and stage["window_s"] is not None]:
+        out += f"{len(spoiled)} of {len(stages)} stages not valid ({', '.join(spoiled)}), "
     if summary["simulated"]:
         return out + f"simulated server ({summary['simulator'] or 'default settings'})"
     targets = [f"{name} {e['model']} at {e['url'] or 'unknown URL'}" for name, e in summary["endpoints"].items()]

@@ -103,6 +103,13 @@ def test_a_reused_connection_that_dies_without_a_byte_is_stale(server: Server) -
     assert ask(client, FINE)[0].error == "", "the next one opens a connection"
 
 
+def test_a_request_that_the_server_held_and_dropped_is_the_servers_failure(server: Server) -> None:
+    client = client_of(server)
+    assert ask(client, FINE)[0].error == ""
+    x, _ = ask(client, {"framing": "raw", "script": [{"after_ms": 400}], "end": "close"})
+    assert (x.error, x.reused) == ("disconnect", True), "no keep-alive race takes that long"
+
+
 def test_a_reused_connection_that_dies_inside_the_head_is_no_stale_one(server: Server) -> None:
     client = client_of(server)
     assert ask(client, FINE)[0].error == ""

@@ -12,7 +12,7 @@ import pytest
 from asking import LIMITS, ask, cases, client_of, facts
 from scripted import Server
 
-from tokenswarm.users.reading import message_of
+from tokenswarm.users.reading import ChatReader, message_of
 from tokenswarm.wire import exchange
 
 ERRORS = {
@@ -234,3 +234,14 @@ def test_unread_events_never_look_earlier_than_they_were(server: Server) -> None
     for own, stamp in zip(sent, x.tokens):
         assert own <= stamp.kernel <= stamp.user + x.sent[1] - x.sent[0] + 1_000_000
     assert x.tokens[0].kernel - sent[-1] < 20e6
+
+
+@pytest.mark.parametrize(("usage", "verdict"), [(0, "empty"), (None, "empty"), (3, "")])
+def test_an_answer_of_no_token_is_no_success_unless_the_server_counted_some(usage: int | None, verdict: str) -> None:
+    reader = ChatReader()
+    reader.event("message", b'{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}')
+    reader.event("message", b'{"choices":[{"delta":{},"finish_reason":"stop"}]}')
+    if usage is not None:
+        reader.event("message", b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":%d}}' % usage)
+    reader.event("message", b"[DONE]")
+    assert reader.verdict() == verdict

@@ -109,3 +109,12 @@ def test_a_hundred_users_start_without_a_stall(server: Server) -> None:
     insecure = tls_context(insecure=True)
     client_of(server, "tls", insecure)
     assert not insecure.check_hostname and context.check_hostname, "making a client leaves the context as it is"
+
+
+def test_a_tls_connection_closed_while_idle_is_opened_anew(server: Server) -> None:
+    """Its close_notify lies unread, and must not be taken for a session ticket."""
+    client = client_of(server, "tls", tls_context(CA))
+    assert ask(client, FINE | {"then": "shut"})[0].error == ""
+    time.sleep(0.2)
+    x, _ = ask(client, FINE)
+    assert (x.error, x.reused) == ("", False)
