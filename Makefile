@@ -35,7 +35,7 @@ master: .venv/.run ## the plan over several client hosts [PLAN=ramp WORKERS=4 MA
 worker: .venv/.run ## on each client host: load processes for the master [MASTER=10.0.0.5 PROCESSES=2]
 	@$(PY) -m tokenswarm.launch worker
 
-check: .venv/.run ## preflight only: one request per target, shown as its record
+check: .venv/.run ## preflight only: a request or two per target, shown as a record
 	@$(PY) -m tokenswarm.launch check
 
 sim: .venv/.run ## the simulator alone [SIM="--slots 16 --port 16000"]

@@ -64,14 +64,15 @@ def _reasons(out: dict[str, Any]) -> list[str]:
 def dispersion(rows: pd.DataFrame, rate: float, hold: float) -> tuple[float | None, bool | None]:
     """(index of dispersion of the due times of all workers, whether it is that of a Poisson process).
 
-    0.9 to 1.1, or inside the 95 % interval of a true Poisson process where a stage is too short for that."""
+    0.9 to 1.1, or inside the 99.9 % interval of a true Poisson process where a stage is too short for that: a seed is
+    fixed, so a false alarm would come again with every repeat."""
     due = (rows["t"] - rows["scheduled_ms"] / 1000).dropna().to_numpy()
     if len(due) < 20 or not rate or not hold:
         return None, None
     at = due - due.min()
     seconds = min(hold, float(at.max()) + 1 / rate)
     index, bins = arrivals.dispersion(at.tolist(), rate, seconds), max(2, round(seconds * rate))
-    low, high = (special.chdtri(bins - 1, p) / (bins - 1) for p in (0.975, 0.025))
+    low, high = (special.chdtri(bins - 1, p) / (bins - 1) for p in (0.9995, 0.0005))
     return index, bool(min(low, DISPERSION[0]) <= index <= max(high, DISPERSION[1]))
 
 

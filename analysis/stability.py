@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import drift, resources
 from analysis.frames import Run, Steady
+from analysis.proportions import clopper_pearson
 
 SERIES = {  # key -> (name, unit, +1 if more is worse)
     "ttft_p50": ("TTFT P50", "ms", 1), "ttft_p95": ("TTFT P95", "ms", 1), "tpot_p50": ("TPOT P50", "ms", 1),
@@ -16,11 +17,13 @@ SERIES = {  # key -> (name, unit, +1 if more is worse)
     "rps": ("requests", "requests/s", -1),
 }  # fmt: skip
 WINDOW_S, LEAST_IN_WINDOW, MIN_WINDOWS, AROUND_S = 30.0, 20, 10, 90.0
+SURE_WINDOWS, FAILING = 50, 0.01
 SHIFT_WINDOWS = 20  # with fewer the noise is not known well enough to tell a level shift from it
 
 
 def judge(run: Run, parts: list[Steady]) -> dict[str, Any]:
-    """{"stages": [...], "memory": [...], "passed": bool} of a soak."""
+    """{"stages": [...], "memory": [...], "passed": bool} of a soak. Not passed: drift, a leak, clustered errors, surely
+    more than 1 % failures (95 % Clopper-Pearson), or nothing that could be judged."""
     seen = resources.load(run.path, [])
     stages = [stage(part, seen.gpu) for part in parts]
     memory = [m for part in parts for m in memory_of(run, part, seen)]
@@ -28,7 +31,14 @@ def judge(run: Run, parts: list[Steady]) -> dict[str, Any]:
     bad = [s for s in series if s["verdict"] == "FAIL" or any(SERIES[s["key"]][2] * x["jump"] > 0 for x in s["shifts"])]
     leaks = [m for m in memory if m["verdict"] == "leak"]
     clustered = [s for s in stages if s["errors"]["verdict"] == "clustered"]
-    return {"stages": stages, "memory": memory, "passed": bool(stages) and not (bad or leaks or clustered)}
+    failing = [s for s in stages if s["errors"]["requests"] and failing_surely(s["errors"])]
+    judged = any(s["verdict"] != "cannot judge" for s in series)
+    return {"stages": stages, "memory": memory, "passed": judged and not (bad or leaks or clustered or failing)}
+
+
+def failing_surely(errors: dict[str, Any]) -> bool:
+    """More than 1 % of the requests fail, with 95 % confidence: the SLO's own goal (method section 2.8)."""
+    return clopper_pearson(errors["failures"], errors["requests"])[0] > FAILING
 
 
 def windows(part: Steady) -> tuple[pd.DataFrame, float]:
@@ -187,8 +197,9 @@ def _drift(d: dict[str, Any], s: dict[str, Any]) -> str:
     if d["verdict"] == "none" and d["shifts"]:
         return f"No steady drift of {d['name']} (p {d['p']:.2g}): its level shifts, see below"
     if d["verdict"] == "none":
-        return (f"No drift of {d['name']} ({d['effect']:+.1%} over the run, p {d['p']:.2g}; smallest detectable about "
-                f"10 %; median {d['median']:.3g} {d['unit']})")  # fmt: skip
+        least = "smallest detectable about 10 %" if d["windows"] >= SURE_WINDOWS else f"only {d['windows']} windows"
+        return (f"No drift of {d['name']} ({d['effect']:+.1%} over the run, p {d['p']:.2g}; {least}; "
+                f"median {d['median']:.3g} {d['unit']})")  # fmt: skip
     return (f"{d['verdict']} drift of {d['name']}: {d['effect']:+.1%} over the run ({d['pct_per_hour']:+.0f} %/hour, "
             f"{d['per_min']:+.3g} {d['unit']} a minute, p {d['p']:.2g})")  # fmt: skip
 
@@ -197,6 +208,7 @@ def _errors(e: dict[str, Any]) -> str:
     if not e["failures"]:
         return f"No failures in {e['requests']:,} requests"
     head = f"{e['failures']} failures in {e['requests']:,} requests"
+    head += ", surely over 1 %: FAIL" if failing_surely(e) else ""
     if e["verdict"] == "clustered":
         most = f"most at {clock(e['densest_at_s'])} ({e['densest']} in {e['bin_s']:.0f} s)"
         return f"{head}: clustered (Fano {e['fano']:.2f}, p {e['p']:.1g}); {most}"

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,12 @@ def main(words: list[str]) -> int:
         print(f"tokenswarm: {error}", file=sys.stderr)
         return 2
     simulated = "TOKENSWARM_SIM" in os.environ
+    named = [kind for kind in options.KINDS if getattr(values, f"{kind}_url")]
+    needs = plan not in MANY or plan == "campaign"  # one kind, which a campaign's ramp and soak have too
+    if named and needs and values.endpoint not in named:
+        print(f"tokenswarm: {named[0].upper()}_URL is given, but {values.endpoint.upper()}_URL is not: give it, or"
+              f" ENDPOINT={named[0]}", file=sys.stderr)  # fmt: skip
+        return 2
     if words == ["master"] and not loaded(plan, values):
         print("tokenswarm: give LLM_URL= (or another kind's) as the client hosts see it; for a try, on one of them:"
               " make sim SIM='--host ADDRESS'", file=sys.stderr)  # fmt: skip
@@ -58,7 +65,7 @@ def main(words: list[str]) -> int:
         return exit_code(python("tokenswarm.preflight"))
     if plan == "campaign":
         return campaign.run(values)
-    return run_ui(plan) if words[0] == "ui" else run(plan, values)
+    return run_ui(plan, values) if words[0] == "ui" else run(plan, values)
 
 
 def loaded(plan: str, values: SimpleNamespace) -> list[str]:
@@ -75,6 +82,8 @@ def prepare(words: list[str], environ: os._Environ[str]) -> str:
     for name, value in PRESETS.get(words[0], {}).items():
         environ.setdefault(name, value)
     options.read_dotenv(Path(".env"), environ)  # type: ignore[arg-type]
+    if words[0] in PRESETS:  # on the simulator, whatever server is named elsewhere
+        environ.update({f"{kind.upper()}_URL": "" for kind in options.KINDS})
     if "TOKENSWARM_SIM" in environ:
         for kind in options.KINDS:
             environ[f"{kind.upper()}_URL"] = environ["SIM_URL"]
@@ -106,13 +115,10 @@ def under_simulator(words: list[str], endpoint: str) -> int:
 def run(plan: str, values: SimpleNamespace) -> int:
     """Preflight, load, report."""
     run_dir, kinds = runs.new_run(plan), loaded(plan, values)
-    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", ",".join(kinds), "--run-dir", str(run_dir)))
-    if code:
+    if code := preflight(run_dir, kinds):
         discard(run_dir)
         return code
     os.environ["RUN_DIR"] = str(run_dir)
-    for kind in kinds:
-        take_model(run_dir, kind)
     load = exit_code(locust(plan, run_dir))
     if load == 2 and not (run_dir / "run.json").is_file():  # the plan said in one line why it cannot be made
         discard(run_dir)
@@ -170,8 +176,19 @@ def processes() -> list[str]:
     return ["--processes", number, *bind, "--master-port", port]
 
 
-def run_ui(plan: str) -> int:
-    """Locust's web UI on this machine only; no preflight, since a person watches."""
+def preflight(run_dir: Path, kinds: list[str]) -> int:
+    """Check these kinds' servers and take over what was found; the exit code."""
+    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", ",".join(kinds), "--run-dir", str(run_dir)))
+    for kind in kinds if not code else ():
+        take_model(run_dir, kind)
+    return code
+
+
+def run_ui(plan: str, values: SimpleNamespace) -> int:
+    """Locust's web UI on this machine only."""
+    with tempfile.TemporaryDirectory() as folder:
+        if code := preflight(Path(folder), loaded(plan, values)):
+            return code
     port = os.environ.get("UI_PORT", "8089")
     print(f"tokenswarm: open http://127.0.0.1:{port} (live charts: http://127.0.0.1:{port}/live); Ctrl-C ends it")
     words = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from shell import ROOT, Shell
 
-QUICK = {"STEPS": "1,2,4", "REQUESTS_PER_USER": "3", "MIN_REQUESTS": "0", "COOLDOWN": "0"}
+QUICK = {"STEPS": "1,2,4", "REQUESTS_PER_USER": "3", "MIN_REQUESTS": "0", "COOLDOWN": "0", "WATCH": "0"}
 
 
 def closed_port() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shell import ROOT, Shell
 
-QUICK = {"STEPS": "1,4,8", "REQUESTS_PER_USER": "8", "MIN_REQUESTS": "20", "COOLDOWN": "0"}
+QUICK = {"STEPS": "1,4,8", "REQUESTS_PER_USER": "8", "MIN_REQUESTS": "20", "COOLDOWN": "0", "WATCH": "0"}
 SIM = "--slots 8 --output-tokens 8 --seed 3"
 
 
