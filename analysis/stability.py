@@ -22,8 +22,8 @@ SHIFT_WINDOWS = 20  # with fewer the noise is not known well enough to tell a le
 
 
 def judge(run: Run, parts: list[Steady]) -> dict[str, Any]:
-    """{"stages": [...], "memory": [...], "passed": bool} of a soak. Not passed: drift, a leak, clustered errors, surely
-    more than 1 % failures (95 % Clopper-Pearson), or nothing that could be judged."""
+    """{"stages": [...], "memory": [...], "passed": bool} of a soak. Not passed: drift, a leak, clustered errors, or
+    surely more than 1 % failures (95 % Clopper-Pearson). What could not be judged is said, and fails nothing."""
     seen = resources.load(run.path, [])
     stages = [stage(part, seen.gpu) for part in parts]
     memory = [m for part in parts for m in memory_of(run, part, seen)]
@@ -32,8 +32,7 @@ def judge(run: Run, parts: list[Steady]) -> dict[str, Any]:
     leaks = [m for m in memory if m["verdict"] == "leak"]
     clustered = [s for s in stages if s["errors"]["verdict"] == "clustered"]
     failing = [s for s in stages if s["errors"]["requests"] and failing_surely(s["errors"])]
-    judged = any(s["verdict"] != "cannot judge" for s in series)
-    return {"stages": stages, "memory": memory, "passed": judged and not (bad or leaks or clustered or failing)}
+    return {"stages": stages, "memory": memory, "passed": bool(stages) and not (bad or leaks or clustered or failing)}
 
 
 def failing_surely(errors: dict[str, Any]) -> bool:
