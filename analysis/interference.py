@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import mannwhitneyu
 
 from analysis import proportions
 from analysis.frames import Run, Steady
@@ -15,6 +16,7 @@ from tokenswarm.record import CANARY
 FLOOR, STRONG, RATE_FLOOR = 1.05, 1.20, 0.95
 SOLO_FLOOR = 0.05
 RESAMPLES, MAX_CELLS = 1000, 4_000_000
+SMALL = 150  # the exact test takes long beyond
 LEAST = 20  # requests an arm needs to be compared
 
 
@@ -114,7 +116,7 @@ def compare(
             out.append({"who": who, "metric": metric, "q": q, "ratio": ratio, "low": low, "high": high,
                         "solo_ms": float(np.quantile(a, q)), "mixed_ms": float(np.quantile(b, q)),
                         "n": [len(a), len(b)],
-                        "cliffs_delta": cliffs_delta(a, b)})  # fmt: skip
+                        "cliffs_delta": cliffs_delta(a, b), **small_sample(a, b)})  # fmt: skip
     return drifted, out
 
 
@@ -169,6 +171,18 @@ def cliffs_delta(a: np.ndarray, b: np.ndarray) -> float:
 def hodges_lehmann(a: np.ndarray, b: np.ndarray) -> float:
     """Median of all differences b - a."""
     return float(np.median(np.subtract.outer(b, a)))
+
+
+def mwu_p(a: np.ndarray, b: np.ndarray) -> float:
+    """Two-sided p of the exact Mann-Whitney U test (method.md 7)."""
+    return float(mannwhitneyu(a, b, method="exact").pvalue)
+
+
+def small_sample(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """For the few requests of a canary: median shift in ms and its exact p, beside the ratios that decide."""
+    if max(len(a), len(b)) > SMALL:
+        return {}
+    return {"shift_ms": hodges_lehmann(a, b), "mwu_p": mwu_p(a, b)}
 
 
 def verdict(found: dict[str, Any]) -> str:

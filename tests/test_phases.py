@@ -124,6 +124,7 @@ def test_effect_sizes() -> None:
     assert interference.cliffs_delta(a, a + 3) == pytest.approx(0.51)
     assert interference.hodges_lehmann(a, a + 3) == 3
     assert interference.cliffs_delta(a, a) == 0
+    assert interference.mwu_p(a, a + 3) == pytest.approx(0.0630, abs=5e-5)
 
 
 @pytest.mark.parametrize(("factor", "at_most", "at_least"), [(1.0, 1, 0), (1.2, 20, 19)])
