@@ -128,9 +128,6 @@ def server(options: Any, kind: str) -> Server:
         usable = False
     if not usable:
         raise Fault("reachable", f"{name}_URL has no usable host and port: give {name}_URL=http://HOST:PORT")
-    if "@" in parts.netloc:
-        line = f"{name}_URL holds a user or password, which is not used: give the key in {name}_API_KEY"
-        raise Fault("reachable", line)
     key = os.environ.get(f"{name}_API_KEY", "")
     if not (key.isascii() and key.isprintable()):
         raise Fault("key", f"{name}_API_KEY holds a character that no header may carry (a line break?): set it anew")
