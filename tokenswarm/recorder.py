@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import sys
 import time
@@ -216,6 +217,9 @@ def _install(environment: Any, runner: Any, **_: Any) -> None:
 
     if not isinstance(runner, WorkerRunner):
         environment.collector = Collector(environment)
+    if isinstance(runner, WorkerRunner) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Python's own Ctrl-C would break into whichever greenlet runs; Locust ends in order on SIGTERM
+        gevent.signal_handler(signal.SIGINT, os.kill, os.getpid(), signal.SIGTERM)
     if isinstance(runner, WorkerRunner):
         # Locust builds a whole parser for every option of every spawn order: 0.4 s in which nothing else runs here
         argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
