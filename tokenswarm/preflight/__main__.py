@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tokenswarm import runs
 from tokenswarm.options import KINDS, OptionError, from_environment, read_dotenv
+from tokenswarm.options import kinds as kind_list
 from tokenswarm.preflight.checks import Checked, check_machine, check_target
 from tokenswarm.preflight.reach import say
 from tokenswarm.preflight.trial import ms
@@ -40,18 +41,11 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The command line."""
     p = Parser(prog="python -m tokenswarm.preflight", description="Is everything in place before load starts?")
-    p.add_argument("--kinds", type=_kinds, default=[], help="such as llm,guard (default: all that have a URL)")
+    p.add_argument("--kinds", type=kind_list, default=[], help="such as llm,guard (default: all that have a URL)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     p.add_argument("--quiet", action="store_true", help="one line per target when all is well")
     p.add_argument("--run-dir", default="", help="leave the facts in DIR/preflight.json")
     return p
-
-
-def _kinds(text: str) -> list[str]:
-    kinds = list(dict.fromkeys(text.replace(",", " ").split()))
-    if bad := [kind for kind in kinds if kind not in KINDS]:
-        raise argparse.ArgumentTypeError(f"{bad[0]!r} is not one of: {', '.join(KINDS)}")
-    return kinds
 
 
 def report(checked: list[Checked]) -> dict[str, Any]:
