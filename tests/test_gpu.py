@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from shell import ROOT
 
@@ -67,18 +68,21 @@ class Nvml:
         self.library, self.folder = library, folder
 
     def environment(self, text: str, build: str = "new", **more: str) -> dict[str, str]:
+        """`more` adds to or replaces these variables."""
         file = self.folder / "script.txt"
         file.write_text(text)
         mine = {"LD_LIBRARY_PATH": str(self.library / build), "NVML_SCRIPT": str(file), "PYTHONPATH": str(ROOT)}
         return {"PATH": os.environ["PATH"]} | mine | more
 
-    def once(self, text: str, *words: str, **more: str) -> dict[str, Any]:
-        command = [sys.executable, "-W", "error", "-m", "tokenswarm.monitors.gpu", "--once", "--json", *words]
-        done = subprocess.run(
-            command, env=self.environment(text, **more), cwd=ROOT, capture_output=True, text=True, timeout=30
-        )
+    def run(self, text: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-m", "tokenswarm.monitors.gpu", *words]
+        environment = self.environment(text, **more)
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=30)
         assert "Traceback" not in done.stderr, done.stderr
-        return json.loads(done.stdout)
+        return done
+
+    def once(self, text: str, *words: str, **more: str) -> dict[str, Any]:
+        return json.loads(self.run(text, "--once", "--json", *words, **more).stdout)
 
     def polls(self, text: str, count: int) -> tuple[list[dict[str, float]], list[str]]:
         """The first `count` samples of the stream, and all notes up to then."""
@@ -141,12 +145,30 @@ def test_without_a_working_driver_there_is_one_line(nvml: Nvml, name: str) -> No
 
 
 def test_no_library_at_all(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")  # found first, so this host's own does not count
     command = [sys.executable, "-m", "tokenswarm.monitors.gpu", "--once"]
     empty = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    if not Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").exists():
-        done = subprocess.run(command, env=empty, cwd=ROOT, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 3 and done.stdout == "" and "no GPU is watched" in done.stderr
-        assert done.stderr.count("\n") == 1
+    done = subprocess.run(command, env=empty, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert "no GPU is watched" in done.stderr and case("no-library")["nvmlInit"]["raise"].endswith("LibraryNotFound")
+
+
+@needs_cc
+def test_a_deprecated_twin_of_the_bindings_neither_warns_nor_spoils_stdout(nvml: Nvml, tmp_path: Path) -> None:
+    """pynvml-two-packages: a `pynvml` with its own folder wins over nvidia-ml-py's pynvml.py, and warns on import."""
+    twin = tmp_path / "twin/pynvml"
+    twin.mkdir(parents=True)
+    shutil.copy(pynvml.__file__, twin / "nvml.py")
+    warn = "import warnings\nwarnings.warn('The pynvml package is deprecated.', FutureWarning, stacklevel=2)\n"
+    (twin / "__init__.py").write_text(warn + "from .nvml import *\n")
+    path = os.pathsep.join([str(twin.parent), str(ROOT)])
+    alone = [sys.executable, "-W", "error", "-c", "import pynvml"]
+    bare = subprocess.run(alone, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=30)
+    assert "FutureWarning" in bare.stderr, "the twin is the one that is imported, and it does warn"
+    text = script(FULL, [f"processes 0 {os.getpid()},{21 << 30}"])
+    done = nvml.run(text, "--once", PYTHONPATH=path)  # under -W error
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == nvml.run(text, "--once").stdout and "power_w" in done.stdout
 
 
 @needs_cc
