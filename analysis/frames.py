@@ -120,9 +120,7 @@ def _typed(frame: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 
 
 def _derive(frame: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Columns ok, client_fault, cut, odd, host, end_time and tpot_ms.
-
-    TPOT is blank where the last token came with the first (one chunk, or one read): 0 ms would be no speed."""
+    """Columns ok, client_fault, cut, odd, host, end_time and tpot_ms (by the rule of record.tpot_ms)."""
     frame["host"] = frame["worker"].astype(str).str.replace(r":[^:]*$", "", regex=True)
     frame["odd"] = _odd(frame)
     for row in frame[frame["odd"]].head(3).itertuples():

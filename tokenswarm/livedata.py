@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswarm.histogram import bucket, quantile
-from tokenswarm.record import COLUMNS
+from tokenswarm.record import COLUMNS, tpot_ms
 
 KEEP_S = 900
 CHUNK = 32 << 10  # what is read at once: a few ms, since the load may run in this same process
@@ -141,9 +141,7 @@ class LiveRun:
         second.done += 1
         tally.tokens += tokens
         self.tokens[endpoint] += tokens
-        tpot = (
-            (e2e - ttft) / (tokens - 1) if e2e is not None and ttft is not None and tokens > 1 and e2e > ttft else None
-        )
+        tpot = tpot_ms(ttft, e2e, tokens)
         if ttft is not None:
             tally.ttft[bucket(ttft)] += 1
             self._second(start + ttft / 1000).ttft.append(ttft)

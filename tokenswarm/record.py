@@ -62,6 +62,14 @@ class RequestRecord:
     notes: str = ""  # what else was odd, joined by |: `compressed`, `retry-after=2`
 
 
+def tpot_ms(ttft_ms: float | None, e2e_ms: float | None, output_tokens: int | None) -> float | None:
+    """TPOT = (E2E - TTFT) / (output tokens - 1) in ms (method.md 1). None below two tokens, and where the last came
+    with the first (one chunk, or one read): 0 ms would be no speed."""
+    if ttft_ms is None or e2e_ms is None or (output_tokens or 0) < 2 or e2e_ms <= ttft_ms:
+        return None
+    return (e2e_ms - ttft_ms) / ((output_tokens or 0) - 1)
+
+
 COLUMNS = tuple(f.name for f in fields(RequestRecord))
 INT_COLUMNS = frozenset(
     {"users", "seq", "status", "chunks", "bad_events", "items"}

@@ -16,7 +16,7 @@ from locust.env import Environment
 from tokenswarm import prompts
 from tokenswarm.preflight.reach import Fault, Server, key_line, said, say
 from tokenswarm.profiles import approx_tokens, image_parts, texts
-from tokenswarm.record import RequestRecord
+from tokenswarm.record import RequestRecord, tpot_ms
 from tokenswarm.recorder import Recorder
 from tokenswarm.users.base import EndpointUser, load_prompts
 
@@ -184,13 +184,6 @@ def user_class(kind: str) -> type[EndpointUser]:
     return next(c for c in vars(module).values() if isinstance(c, type) and getattr(c, "kind", "") == kind)
 
 
-def tpot_ms(record: RequestRecord) -> float | None:
-    """TPOT = (E2E - TTFT) / (output tokens - 1), ms."""
-    if record.ttft_ms is None or record.e2e_ms is None or (record.output_tokens or 0) < 2:
-        return None
-    return (record.e2e_ms - record.ttft_ms) / ((record.output_tokens or 0) - 1)
-
-
 def ms(value: float) -> str:
     """A time for people: 0.12 ms, 2.3 ms, 1234 ms."""
     return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
@@ -198,7 +191,8 @@ def ms(value: float) -> str:
 
 def shown(record: RequestRecord) -> str:
     """A record in one line."""
-    times = [("TTFT", record.ttft_ms), ("TPOT", tpot_ms(record)), ("E2E", record.e2e_ms)]
+    tpot = tpot_ms(record.ttft_ms, record.e2e_ms, record.output_tokens)
+    times = [("TTFT", record.ttft_ms), ("TPOT", tpot), ("E2E", record.e2e_ms)]
     parts = [f"HTTP {record.status}", *(f"{name} {ms(value)}" for name, value in times if value is not None)]
     if record.input_tokens is not None:
         parts.append(f"{record.input_tokens} tokens in")

@@ -12,7 +12,7 @@ from locust import FastHttpUser, task
 from locust.exception import StopUser
 
 from tokenswarm import prompts, targets
-from tokenswarm.record import RequestRecord
+from tokenswarm.record import RequestRecord, tpot_ms
 from tokenswarm.recorder import Recorder, recorder_of
 from tokenswarm.sockets import StampedClients
 from tokenswarm.users.reading import ChatReader
@@ -184,9 +184,9 @@ class EndpointUser(FastHttpUser):
         entries = self.environment.stats.entries
         if record.ttft_ms is not None:
             entries[(name, "TTFT")].log(record.ttft_ms, 0)
-            if (record.output_tokens or 0) > 1 and record.e2e_ms is not None:
-                tpot = (record.e2e_ms - record.ttft_ms) / (record.output_tokens - 1)  # type: ignore[operator]
-                entries[(name, "TPOT")].log(tpot, 0)
+        tpot = tpot_ms(record.ttft_ms, record.e2e_ms, record.output_tokens)
+        if tpot is not None:
+            entries[(name, "TPOT")].log(tpot, 0)
 
 
 def choose_api(apis: dict[str, str], word: str, kind: str) -> str:
