@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import words
 from analysis.crosschecks import Words, caution, clock_warnings, cross_checks, engine_warnings, gpu_warnings
 from analysis.frames import Run, Steady
 from analysis.resources import Samples, engine_of, gpus_of, load, server_of, spans
@@ -156,8 +157,7 @@ def table(endpoint: dict[str, Any]) -> list[str]:
              "client TTFT ms", "server tok/s", "GPU %", "GPU mem %", "GPUs W", "GPU C", "SM MHz"]  # fmt: skip
     rows = [_row(stage) for stage in stages]
     keep = [i for i in range(len(heads)) if any(row[i] != "-" for row in rows)]
-    head = "| " + " | ".join(heads[i] for i in keep) + " |"
-    return [head, "|" + " ---: |" * len(keep), *("| " + " | ".join(row[i] for i in keep) + " |" for row in rows)]
+    return words.markdown_rows([heads[i] for i in keep], [[row[i] for i in keep] for row in rows])
 
 
 def _row(stage: dict[str, Any]) -> list[str]:

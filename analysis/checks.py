@@ -25,13 +25,14 @@ def meter(run: Run, results: list[StageResult]) -> dict[str, Any]:
     # kernel stamps keep waiting in our event loop out of every duration, so a share of TTFT is then no error of it
     blind = (run.requests["clock"] != "kernel").mean() > 0.05 if len(run.requests) else True
     state = "valid"
-    if (cpu or 0) > CPU_WARN or (lag or 0) > LAG_WARN_MS or share > 0.10:
+    if (cpu or 0) > CPU_WARN or (lag or 0) > LAG_WARN_MS:
         state = "warned"
-    if (cpu or 0) > CPU_INVALID or (lag or 0) > LAG_INVALID_MS or (share > 0.10 and blind):
+    if (cpu or 0) > CPU_INVALID or (lag or 0) > LAG_INVALID_MS or (blind and share > 0.10):
         state = "invalid"
     if cpu is None and lag is None:
         state = "unknown"
-    return {"state": state, "lag_p99_ms": lag, "cpu_max_pct": cpu, "lag_share_of_ttft": share if ttfts else None}
+    told = share if ttfts and blind else None
+    return {"state": state, "lag_p99_ms": lag, "cpu_max_pct": cpu, "lag_share_of_ttft": told}
 
 
 def _sustained(host: pd.DataFrame, metric: str) -> float | None:

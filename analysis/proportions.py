@@ -31,14 +31,6 @@ def slo_verdict(bad: int, n: int, goal: float = GOAL) -> str:
     return "INCONCLUSIVE"
 
 
-def slo_thresholds(n: int, goal: float = GOAL) -> tuple[int | None, int | None]:
-    """(most bad requests that still PASS, fewest that FAIL) among n."""
-    verdicts = [slo_verdict(k, n, goal) for k in range(n + 1)]
-    passes = [k for k, v in enumerate(verdicts) if v == "PASS"]
-    fails = [k for k, v in enumerate(verdicts) if v == "FAIL"]
-    return passes[-1] if passes else None, fails[0] if fails else None
-
-
 def requests_needed(bad: int, goal: float = GOAL, level: float = 0.95) -> int:
     """Least n at which `bad` requests over the limit still PASS (MLPerf early stopping with d = 0)."""
     low, high = bad, 1

@@ -1,4 +1,4 @@
-"""python -m analysis.report RUN [--json]: summary.json, report.md and knee.png of a stored run, and a short text."""
+"""python -m analysis.report RUN [--json]: report.html, report.md, summary.json and plots of a stored run, and a text"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from analysis import causes, phase_plots, phases, plots, timeline, words
+from analysis import causes, page, phase_plots, phases, plots, timeline, words
 from analysis.frames import dumps, load_run
 from analysis.summary import build
 from tokenswarm import runs
@@ -46,6 +46,9 @@ def markdown(summary: dict[str, Any], pictures: list[str]) -> str:
         out += ["", f"## {name}: {endpoint['model']}", ""]
         out += [f"- {line}" for line in words.sentences(endpoint, summary["slo"])]
         out += ["", *words.markdown_table(endpoint), "", "Latencies in ms; P50 with its 95 % interval.", ""]
+        if tails := words.tails(endpoint):
+            out += ["Further percentiles in ms; P99 with its 95 % interval, where the sample supports it:", "", *tails]
+            out += [""]
         knees = [p for p in pictures if p.startswith("knee")]
         out += [f"![{name}]({p})" for p in knees if name in p or len(knees) == 1]
         if inside := causes.table(endpoint):
@@ -119,12 +122,13 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
 
 
 def write(path: Path) -> dict[str, Any]:
-    """Analyse a run folder and write summary.json, report.md and the plots into it."""
+    """Analyse a run folder and write summary.json, report.md, report.html and the plots into it."""
     run = load_run(path)
     summary = build(run)
     pictures = plots.draw_all(summary, path) + timeline.draw(run, summary) + phase_plots.draw(summary, path)
     runs.write_whole(path / "summary.json", dumps(summary))
     runs.write_whole(path / "report.md", markdown(summary, pictures))
+    page.write(path / "report.md")
     return summary
 
 
@@ -163,7 +167,7 @@ def _written(path: Path) -> list[str]:
     folder = path.relative_to(here) if path.is_relative_to(here) else path
     return [
         str(folder / name)
-        for name in ("report.md", "summary.json", "knee.png", "timeline.png", "soak.png", "mixed.png")
+        for name in ("report.html", "report.md", "summary.json", "knee.png", "timeline.png", "soak.png", "mixed.png")
         if (path / name).is_file()
     ]
 

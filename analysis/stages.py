@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 from analysis import stats
 from analysis.frames import Steady
 from analysis.limits import Step
+from tokenswarm import histogram
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 NO_TOKENS = ("embedding", "rerank")
@@ -74,6 +76,17 @@ def analyse(part: Steady, slo: dict[str, float], idle: float = 0.0) -> StageResu
     out |= _failure_aware(sample, int((~judged["ok"]).sum()))
     step = None if out["unusable"] else _step(part, sample, out["rps"])
     return StageResult(out, step, len(judged) - good if limits else None, len(judged))
+
+
+def gaps(itl: pd.DataFrame, stage: str, endpoint: str) -> dict[str, Any]:
+    """ITL of a stage in ms: quantiles of all gaps between its token chunks (within 1 %), from the counts of itl.csv."""
+    mine = itl[(itl["stage"] == stage) & (itl["endpoint"] == endpoint)] if len(itl) else itl
+    counts: Counter[int] = Counter()
+    for index, count in zip(mine.get("bucket", ()), mine.get("count", ()), strict=True):
+        counts[int(index)] += int(count)
+    n = counts.total()
+    values = {k: histogram.quantile(counts, q) if n >= stats.min_n(q)[0] else None for k, q in stats.QUANTILES.items()}
+    return {"n": n, **values}
 
 
 def _counts(part: Steady) -> dict[str, Any]:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-ITL_BASE = 1.01 / 0.99  # bucket i of itl.csv covers (g^(i-1), g^i] microseconds
-
-
-def tpot(e2e: float, ttft: float, tokens: int) -> float | None:
-    """TPOT = (E2E - TTFT) / (n - 1), in the unit of its inputs; None below two tokens."""
-    return (e2e - ttft) / (tokens - 1) if tokens >= 2 else None
 
 
 def good(ok: np.ndarray, ttft: np.ndarray, tpots: np.ndarray, ttft_slo: float, tpot_slo: float) -> np.ndarray:
@@ -116,45 +110,3 @@ def little(users: int, rate: float, mean_e2e: float, n_eff: float, idle: float =
     worst = max(abs(kept - 1), abs(counted - 1))
     state = "valid" if worst <= 0.05 else "warned" if worst <= 0.10 else "invalid"
     return {"n_eff": n_eff, "n_eff_over_users": kept, "xr_over_n_eff": counted, "state": state}
-
-
-def fluidity(gaps_us: Sequence[int], first_us: int, token_us: int) -> tuple[int, int, float]:
-    """(missed, total, index = 1 - missed/total) of token deadlines; early tokens bank slack. Integer us (Etalon)."""
-    slack = missed = total = 0
-    for i, gap in enumerate(gaps_us):
-        deadline = token_us if i else first_us
-        if gap <= deadline + slack:
-            slack += deadline - gap
-            total += 1
-        else:
-            late = max(1, (gap - slack) // deadline)
-            missed, total, slack = missed + late, total + late, 0
-    return missed, total, 1 - missed / total if total else math.nan
-
-
-def merge_histograms(*parts: Mapping[int, int]) -> dict[int, int]:
-    """Log-bucket histograms merge by adding counts; percentiles never by averaging."""
-    out: dict[int, int] = {}
-    for part in parts:
-        for bucket, count in part.items():
-            out[bucket] = out.get(bucket, 0) + count
-    return out
-
-
-def histogram_quantile(counts: Mapping[int, int], q: float, base: float = ITL_BASE) -> float | None:
-    """Value (us) of the request at rank ceil(q n): 2 g^i/(g+1), within 1 % of the exact order statistic."""
-    total = sum(counts.values())
-    if not total:
-        return None
-    rank, seen = max(1, math.ceil(q * total - 1e-9)), 0
-    for bucket in sorted(counts):
-        seen += counts[bucket]
-        if seen >= rank:
-            return 2 * base**bucket / (base + 1)
-    return None
-
-
-def fill_omitted(values: np.ndarray, interval: float) -> np.ndarray:
-    """Coordinated omission: a latency v over the intended interval stands for v-i, v-2i, ... too (open loop only)."""
-    extra = [v - interval * np.arange(1, math.ceil(v / interval - 1e-9)) for v in values if v > interval]
-    return np.concatenate([values, *extra])

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis import causes, cautions, checks, curves, limits, phases, proportions, verdicts, words
 from analysis.frames import Run, Steady, plain, stages
-from analysis.stages import StageResult, analyse, client_idle
+from analysis.stages import StageResult, analyse, client_idle, gaps
 
 SCHEMA = 1
 SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0}
@@ -24,6 +24,8 @@ def build(run: Run) -> dict[str, Any]:
     names = list(dict.fromkeys(part.endpoint for part in parts))
     idle = {name: client_idle([part for part in parts if part.endpoint == name]) for name in names}
     results = [analyse(part, slo, idle[part.endpoint]) for part in parts]
+    for result, part in zip(results, parts, strict=True):
+        result.figures["itl_ms"] = gaps(run.itl, part.stage, part.endpoint)
     _set_aside(info, results)
     measured = checks.meter(run, results)
     state, reasons = _state(run, measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.proportions import requests_needed
 from analysis.verdicts import guard_sentences, image_sentence
 
 NAMES = {
@@ -20,6 +21,7 @@ NONE = {
 MEANING = {
     "TTFT": "time to first token: from sending the request to the first token of any sort (text, reasoning, tool call)",
     "TPOT": "time per output token = (E2E - TTFT) / (output tokens - 1); an answer of one token has none",
+    "ITL": "inter-token latency: the gap between two chunks of a stream; a chunk may hold several tokens",
     "E2E": "from sending the request to its last token",
     "goodput": "successful requests per second that met every SLO",
     "saturation": "the first tested step from which no higher step raises throughput by an elasticity of 0.20 or "
@@ -105,7 +107,8 @@ def slo_sentence(limit: dict[str, Any], slo: dict[str, float]) -> str:
         return f"SLO capacity at least {users(limit['users'])} (PASS: {goal}); {fail}"
     if limit["state"] == "below_lowest":
         return f"SLO not met at the lowest tested concurrency ({goal}); {fail}"
-    return f"SLO capacity inconclusive: no step has the requests to PASS ({goal}; at least 299 are needed); {fail}"
+    needed = min(requests_needed(step["bad"]) for step in limit["verdicts"])
+    return f"SLO capacity inconclusive: no step has the requests to PASS ({goal}; {needed} a step would do); {fail}"
 
 
 def sentences(endpoint: dict[str, Any], slo: dict[str, float]) -> list[str]:
@@ -134,8 +137,8 @@ def usl_sentence(usl: dict[str, Any]) -> str:
 
 def _with_ci(summary: dict[str, Any], name: str) -> str:
     """Value with its interval; an upper end that the sample cannot give is shown as the maximum."""
-    if summary[name] is None:
-        return "-"
+    if summary[name] is None or name not in summary.get("ci", {}):
+        return number(summary[name])
     low, high = summary["ci"][name]
     upper = number(high) if high is not None else f"<= max {number(summary['max'])}"
     return f"{number(summary[name])} [{number(low)}, {upper}]"
@@ -185,5 +188,22 @@ def table(endpoint: dict[str, Any]) -> list[str]:
 def markdown_table(endpoint: dict[str, Any]) -> list[str]:
     """The same table for report.md, P50 with its 95 % interval."""
     names = columns(endpoint)
-    rows = [cells(stage, names, ci=True) for stage in endpoint["stages"]]
+    return markdown_rows(names, [cells(stage, names, ci=True) for stage in endpoint["stages"]])
+
+
+TAILS = {"ttft_ms": ("p90", "p99"), "tpot_ms": ("p95", "p99"), "itl_ms": ("p50", "p99"), "e2e_ms": ("p90", "p99")}
+
+
+def tails(endpoint: dict[str, Any]) -> list[str]:
+    """Further percentiles by stage in ms, P99 with its 95 % interval, for what was measured."""
+    stages = endpoint["stages"]
+    shown = [(metric, q) for metric, names in TAILS.items() for q in names if any(s[metric]["n"] for s in stages)]
+    rows = [[s["stage"], *(_with_ci(s[metric], q) if q == "p99" else number(s[metric][q]) for metric, q in shown)]
+            for s in stages]  # fmt: skip
+    names = [f"{metric.removesuffix('_ms').upper()} {q.upper()}" for metric, q in shown]
+    return markdown_rows(["stage", *names], rows) if shown else []
+
+
+def markdown_rows(names: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table, right-aligned."""
     return ["| " + " | ".join(names) + " |", "|" + " ---: |" * len(names), *("| " + " | ".join(r) + " |" for r in rows)]

@@ -150,6 +150,15 @@ def baseline(folder: Path, **model: Any) -> dict[str, Any]:
     return report.write(synthetic.write(folder, rows, stages, phase="baseline"))
 
 
+def test_one_ratio_of_many_that_is_just_over_is_chance() -> None:
+    just = {"metric": "e2e_ms", "ratio": 1.20, "low": 1.06, "high": 1.36}
+    flat = {"metric": "ttft_ms", "ratio": 1.0, "low": 0.90, "high": 1.11}
+    assert interference.verdict({"ratios": [just], "drift": ""}) == "interference"
+    assert interference.verdict({"ratios": [just, *[flat] * 14], "drift": ""}) == "not resolved"
+    clear = just | {"ratio": 1.40, "low": 1.30, "high": 1.51}
+    assert interference.verdict({"ratios": [clear, *[flat] * 14], "drift": ""}) == "strong"
+
+
 def test_a_baseline_passes_and_warmups_count_nowhere(tmp_path: Path) -> None:
     summary = baseline(tmp_path / "good", service=2.0, tokens=100)
     assert summary["baseline"]["passed"]
