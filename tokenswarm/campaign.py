@@ -4,7 +4,6 @@ reports/<time>-campaign/ holds campaign.json (how far it is, after every phase),
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import signal
@@ -17,8 +16,8 @@ from typing import Any
 from tokenswarm import runs
 
 PHASES = ("baseline", "ramp", "soak", "mixed")
+GATED = ("baseline", "soak")  # the others measure and judge, but let the next phase begin whatever they find
 ENDINGS = {
-    0: "passed",
     1: "gate failed",
     2: "could not be planned",
     3: "preflight failed",
@@ -38,11 +37,11 @@ def run(values: Any) -> int:
         folder = runs.new_run("campaign")
         (folder / "workers").rmdir()  # a campaign sends nothing itself
         state = {"schema": 1, "started": time.time(), "targets": same, "simulated": bool(values.sim), "phases": []}
-    for name in PHASES[len(state["phases"]) :]:
-        if name == "mixed" and not several(values):
-            print("tokenswarm: mixed is left out: only one kind of endpoint has a URL", flush=True)
-            continue
-        print(f"\ntokenswarm: campaign, {name} ({PHASES.index(name) + 1} of {len(PHASES)})", flush=True)
+    state["planned"] = planned = list(PHASES if several(values) else PHASES[:-1])
+    if "mixed" not in planned:
+        print("tokenswarm: mixed is left out: only one kind of endpoint has a URL", flush=True)
+    for name in planned[len(state["phases"]) :]:
+        print(f"\ntokenswarm: campaign, {name} ({planned.index(name) + 1} of {len(planned)})", flush=True)
         done = phase(name)
         state["phases"].append(done)
         write(folder, state)
@@ -84,7 +83,7 @@ def resumed(same: dict[str, Any]) -> tuple[Path | None, dict[str, Any] | None]:
             passed = [
                 done for done in state["phases"] if not done["code"] and (runs.reports_dir() / done["run"]).is_dir()
             ]
-            if len(passed) == len(PHASES):
+            if len(passed) == len(state.get("planned", PHASES)):
                 break
             print(f"tokenswarm: campaign {folder.name} goes on after {passed[-1]['phase'] if passed else 'nothing'}")
             return folder, state | {"phases": passed}
@@ -94,27 +93,30 @@ def resumed(same: dict[str, Any]) -> tuple[Path | None, dict[str, Any] | None]:
 
 def phase(name: str) -> dict[str, Any]:
     """Run one phase through the launcher; what became of it."""
-    before, began = set(runs.all_runs(name)), time.time()
-    environment = {key: value for key, value in os.environ.items() if key != "RUN_DIR"}
-    child = subprocess.Popen([sys.executable, "-m", "tokenswarm.launch", name], env=environment)
+    folder, began = runs.new_run(name), time.time()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tokenswarm.launch", name], env={**os.environ, "NEW_RUN": str(folder)}
+    )
     code = child.wait()
-    made = [run for run in runs.all_runs(name) if run not in before]
     code = 128 - code if code < 0 else code
-    return {"phase": name, "run": made[0].name if made else "", "code": code, "seconds": round(time.time() - began)}
+    made = (folder / "run.json").is_file()
+    if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
+        runs.discard(folder)
+    return {"phase": name, "run": folder.name if made else "", "code": code, "seconds": round(time.time() - began)}
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
-    """campaign.json, campaign.md and campaign.html as far as it is."""
+    """campaign.json, campaign.md and campaign.html (by analysis.page) as far as it is."""
     rows = [row(done) for done in state["phases"]]
     rows += [{"phase": name, "ending": "not run", "run": "", "lines": [], "pictures": []} for name in left(state)]
     runs.write_whole(folder / "campaign.json", json.dumps(state, indent=1))
     runs.write_whole(folder / "campaign.md", markdown(state, rows))
-    runs.write_whole(folder / "campaign.html", page(state, rows))
+    subprocess.call([sys.executable, "-m", "analysis.page", str(folder / "campaign.md")], stdout=subprocess.DEVNULL)
 
 
 def left(state: dict[str, Any]) -> list[str]:
     """Phases that have not been run."""
-    return [name for name in PHASES if name not in {done["phase"] for done in state["phases"]}]
+    return [name for name in state["planned"] if name not in {done["phase"] for done in state["phases"]}]
 
 
 def row(done: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +126,8 @@ def row(done: dict[str, Any]) -> dict[str, Any]:
     if run_dir and (run_dir / "summary.json").is_file():
         lines = json.loads((run_dir / "summary.json").read_text(encoding="utf-8")).get("headlines", [])
     pictures = [n for n in ("knee.png", "soak.png", "mixed.png") if run_dir and (run_dir / n).is_file()]
-    ending = ENDINGS.get(done["code"], f"ended with exit code {done['code']}")
+    good = "passed" if done["phase"] in GATED else "done"
+    ending = good if not done["code"] else ENDINGS.get(done["code"], f"ended with exit code {done['code']}")
     return {"phase": done["phase"], "ending": ending, "run": done["run"], "lines": lines, "pictures": pictures}
 
 
@@ -135,8 +138,8 @@ def head(state: dict[str, Any]) -> str:
     else:
         target = "; ".join(f"{kind} {t['model']} at {t['url']}" for kind, t in state["targets"].items())
     begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(state["started"]))
-    passed = sum(not done["code"] for done in state["phases"])
-    return f"{passed} of {len(PHASES)} phases passed; begun {begun}; {target}"
+    done = sum(not done["code"] for done in state["phases"])
+    return f"{done} of {len(state['planned'])} phases done; begun {begun}; {target}"
 
 
 def markdown(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -148,19 +151,3 @@ def markdown(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         out += [*(f"- {line}" for line in r["lines"]), ""]
         out += [f"![{r['phase']}](../{r['run']}/{name})\n" for name in r["pictures"]]
     return "\n".join(out)
-
-
-def page(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """campaign.html, with nothing from elsewhere."""
-    out = ["<!doctype html><meta charset=utf-8><title>Campaign</title><style>"
-           "body{font:16px/1.5 sans-serif;max-width:60em;"
-           "margin:2em auto;padding:0 1em}img{max-width:100%}.passed{color:#2a7f4f}.bad{color:#b3261e}</style>",
-           f"<h1>Campaign</h1><p>{html.escape(head(state))}</p>"]  # fmt: skip
-    for r in rows:
-        colour = "passed" if r["ending"] == "passed" else "" if r["ending"] == "not run" else "bad"
-        out.append(f'<h2>{r["phase"]}: <span class="{colour}">{html.escape(r["ending"])}</span></h2>')
-        if r["run"]:
-            out.append(f'<p><a href="../{html.escape(r["run"])}/">{html.escape(r["run"])}</a></p>')
-        out.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in r["lines"]) + "</ul>")
-        out += [f'<img alt="{r["phase"]}" src="../{html.escape(r["run"])}/{name}">' for name in r["pictures"]]
-    return "\n".join(out) + "\n"

@@ -114,14 +114,15 @@ def under_simulator(words: list[str], endpoint: str) -> int:
 
 def run(plan: str, values: SimpleNamespace) -> int:
     """Preflight, load, report."""
-    run_dir, kinds = runs.new_run(plan), loaded(plan, values)
+    given, kinds = os.environ.pop("NEW_RUN", ""), loaded(plan, values)  # a campaign makes the folder itself
+    run_dir = Path(given) if given else runs.new_run(plan)
     if code := preflight(run_dir, kinds):
-        discard(run_dir)
+        runs.discard(run_dir)
         return code
     os.environ["RUN_DIR"] = str(run_dir)
     load = exit_code(locust(plan, run_dir))
     if load == 2 and not (run_dir / "run.json").is_file():  # the plan said in one line why it cannot be made
-        discard(run_dir)
+        runs.discard(run_dir)
         return load
     if not (run_dir / "run.json").is_file():
         print(f"tokenswarm: Locust ended before the run began; its last words:\n{last_words(run_dir)}", file=sys.stderr)
@@ -140,13 +141,6 @@ def take_model(run_dir: Path, endpoint: str) -> None:
             os.environ[fact.upper()] = str(facts[fact])
     if facts.get("keepalive") is False:
         os.environ.setdefault("KEEPALIVE", "0")
-
-
-def discard(run_dir: Path) -> None:
-    """Nothing was measured: leave no empty run behind."""
-    for path in sorted(run_dir.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    run_dir.rmdir()
 
 
 def locust(plan: str, run_dir: Path) -> int:

@@ -29,6 +29,13 @@ def new_run(phase: str, reports: Path | None = None) -> Path:
             time.sleep(0.2)
 
 
+def discard(run: Path) -> None:
+    """Nothing was measured: leave no empty run behind."""
+    for path in sorted(run.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run.rmdir()
+
+
 def point_latest(run: Path) -> None:
     """Make reports/latest link to this run (replaced in one step)."""
     link = run.parent / f".latest-{os.getpid()}"
