@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STDLIB_ONLY = [
     "arrivals",
+    "children",
     "earlier",
     "record",
     "runs",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswarm import runs
+from tokenswarm.children import call
 
 PHASES = ("baseline", "ramp", "soak", "mixed")
 GATED = ("baseline", "soak")  # the others measure and judge, but let the next phase begin whatever they find
@@ -94,11 +95,7 @@ def resumed(same: dict[str, Any]) -> tuple[Path | None, dict[str, Any] | None]:
 def phase(name: str) -> dict[str, Any]:
     """Run one phase through the launcher; what became of it."""
     folder, began = runs.new_run(name), time.time()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tokenswarm.launch", name], env={**os.environ, "NEW_RUN": str(folder)}
-    )
-    code = child.wait()
-    code = 128 - code if code < 0 else code
+    code = call([sys.executable, "-m", "tokenswarm.launch", name], env={**os.environ, "NEW_RUN": str(folder)})
     made = (folder / "run.json").is_file()
     if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
         runs.discard(folder)
@@ -111,7 +108,7 @@ def write(folder: Path, state: dict[str, Any]) -> None:
     rows += [{"phase": name, "ending": "not run", "run": "", "lines": [], "pictures": []} for name in left(state)]
     runs.write_whole(folder / "campaign.json", json.dumps(state, indent=1))
     runs.write_whole(folder / "campaign.md", markdown(state, rows))
-    subprocess.call([sys.executable, "-m", "analysis.page", str(folder / "campaign.md")], stdout=subprocess.DEVNULL)
+    call([sys.executable, "-m", "analysis.page", str(folder / "campaign.md")], stdout=subprocess.DEVNULL)
 
 
 def left(state: dict[str, Any]) -> list[str]:

@@ -43,6 +43,7 @@ class Collector:
         self.roll = Roll(environment, self._on_lost)
         if environment.parsed_options and environment.parsed_options.headless:
             gevent.signal_handler(signal.SIGINT, self.interrupt)
+            gevent.signal_handler(signal.SIGTERM, self.interrupt)  # Locust's own comes after a headless shape's end
             if environment.parsed_options.run_dir:  # run by the launcher, whose report follows: Locust's table is noise
                 logging.getLogger("locust.stats_logger").disabled = True
         environment.events.quitting.add_listener(lambda **_: self.wind_down())
@@ -177,7 +178,7 @@ class Collector:
         say(text)
 
     def interrupt(self, state: str = "interrupted") -> None:
-        """Ctrl-C or trouble: cut what is in flight (recorded as cancelled), keep what was measured."""
+        """Ctrl-C, SIGTERM or trouble: cut what is in flight (recorded as cancelled), keep what was measured."""
         if not self.stopping:
             say(f"{state}: cutting the requests in flight, keeping what was measured")
             self.stopping = state

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import MutableMapping
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tokenswarm.children import call
 from tokenswarm.forks import LEAVE
 
 Environ = MutableMapping[str, str]
@@ -98,10 +98,7 @@ def worker(environ: Environ) -> int:
     if number > 1:
         words += ["--processes", str(number)]
     signal.signal(signal.SIGINT, lambda *_: None)  # Locust answers Ctrl-C
-    child = subprocess.Popen([sys.executable, "-m", "locust", *words], stdin=subprocess.DEVNULL)
-    signal.signal(signal.SIGTERM, lambda *_: child.send_signal(LEAVE))
-    code = child.wait()
-    return 128 - code if code < 0 else code
+    return call([sys.executable, "-m", "locust", *words], sends=LEAVE)
 
 
 def master_address(text: str) -> tuple[str, int]:

@@ -9,13 +9,13 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 from tokenswarm import campaign, hosts, options, runs
+from tokenswarm.children import call
 
 PLANS = {path.stem for path in (Path(__file__).parent.parent / "locustfiles").glob("*.py")}
 PRESETS = {
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
         return under_simulator(words, values.endpoint)
     signal.signal(signal.SIGINT, lambda *_: None)  # Locust answers Ctrl-C; we stay to report
     if plan == "check":
-        return exit_code(python("tokenswarm.preflight"))
+        return python("tokenswarm.preflight")
     if plan == "campaign":
         return campaign.run(values)
     return run_ui(plan, values) if words[0] == "ui" else run(plan, values)
@@ -109,7 +109,7 @@ def under_simulator(words: list[str], endpoint: str) -> int:
     serve = [sys.executable, "-m", "simulator", *shlex.split(arguments)]
     again = [*serve, "--run", sys.executable, "-m", __spec__.name, *words]
     signal.signal(signal.SIGINT, lambda *_: None)
-    return exit_code(subprocess.call(again, env={**os.environ, "TOKENSWARM_SIM": arguments}))
+    return call(again, env={**os.environ, "TOKENSWARM_SIM": arguments})
 
 
 def run(plan: str, values: SimpleNamespace) -> int:
@@ -120,14 +120,14 @@ def run(plan: str, values: SimpleNamespace) -> int:
         runs.discard(run_dir)
         return code
     os.environ["RUN_DIR"] = str(run_dir)
-    load = exit_code(locust(plan, run_dir))
+    load = locust(plan, run_dir)
     if load == 2 and not (run_dir / "run.json").is_file():  # the plan said in one line why it cannot be made
         runs.discard(run_dir)
         return load
     if not (run_dir / "run.json").is_file():
         print(f"tokenswarm: Locust ended before the run began; its last words:\n{last_words(run_dir)}", file=sys.stderr)
         return load or 4
-    report = exit_code(python("analysis.report", str(run_dir)))
+    report = python("analysis.report", str(run_dir))
     return load or report
 
 
@@ -172,7 +172,7 @@ def processes() -> list[str]:
 
 def preflight(run_dir: Path, kinds: list[str]) -> int:
     """Check these kinds' servers and take over what was found; the exit code."""
-    code = exit_code(python("tokenswarm.preflight", "--quiet", "--kinds", ",".join(kinds), "--run-dir", str(run_dir)))
+    code = python("tokenswarm.preflight", "--quiet", "--kinds", ",".join(kinds), "--run-dir", str(run_dir))
     for kind in kinds if not code else ():
         take_model(run_dir, kind)
     return code
@@ -196,22 +196,12 @@ def run_ui(plan: str, values: SimpleNamespace) -> int:
         "5",
         *processes(),
     ]
-    return exit_code(python("locust", *words))
+    return python("locust", *words)
 
 
 def python(module: str, *words: str, stdout: object = None) -> int:
-    """Run a module of ours with this Python; a SIGTERM that we get is passed on to it."""
-    child = subprocess.Popen([sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=stdout)  # type: ignore[call-overload]
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    try:
-        return child.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def exit_code(code: int) -> int:
-    """A child's exit code as a shell would say it: 128 + signal if a signal ended it."""
-    return 128 - code if code < 0 else code
+    """Run a module with this Python; its exit code."""
+    return call([sys.executable, "-m", module, *words], stdout=stdout)
 
 
 def last_words(run_dir: Path) -> str:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -67,15 +68,35 @@ def test_a_stage_full_of_errors_ends_the_ramp(shell: Shell) -> None:
     assert summary(shell.latest())["endpoints"]["llm"]["stages"][2]["errors"].keys() == {"http_503"}
 
 
-def test_ctrl_c_keeps_and_reports_what_was_measured(shell: Shell) -> None:
+def begun(shell: Shell, *, after_rows: int = 20) -> "subprocess.Popen[str]":
+    """A ramp whose first stage would go on for minutes, with some requests done."""
     plan = {"STEPS": "4,8", "REQUESTS_PER_USER": "500", "MIN_REQUESTS": "0"}
     child = shell.start("tokenswarm.launch", "ramp", SIM=SIM + "8", **plan)
     until = time.monotonic() + 60
     while time.monotonic() < until and child.poll() is None:
         found = list(shell.reports.glob("2*/requests.csv"))
-        if found and found[0].read_bytes().count(b"\n") > 20:
+        if found and found[0].read_bytes().count(b"\n") > after_rows:
             break
         time.sleep(0.2)
+    return child
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["to-make", "to-all"])
+def test_a_sigterm_keeps_and_reports_what_was_measured(shell: Shell, to_all: bool) -> None:
+    """As a CI job's time limit sends it: to what it started, or to the whole group."""
+    child = begun(shell)
+    (os.killpg if to_all else os.kill)(child.pid, signal.SIGTERM)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, out + err
+    found = summary(shell.latest())
+    assert found["state"] == "incomplete" and "the run was interrupted" in found["reasons"], found["reasons"]
+    assert len(rows(shell.latest())) == found["requests"] + found["outside_stages"] > 20
+    assert "Traceback" not in out + err
+    assert not shell.left_over()
+
+
+def test_ctrl_c_keeps_and_reports_what_was_measured(shell: Shell) -> None:
+    child = begun(shell)
     os.killpg(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, out + err
