@@ -47,8 +47,8 @@ gpu-agent: .venv/.run ## on a GPU host that is not the master: NVML as Prometheu
 report: .venv/.run ## report of a stored run [RUN=latest]
 	@$(PY) -m analysis.report $(or $(RUN),latest)
 
-test: .venv/.dev ## all tests
-	@$(PY) -m pytest $(TESTS)
+test: .venv/.dev ## all tests, in two halves side by side [TESTS=tests/test_wire.py for some]
+	@$(PY) $(if $(TESTS),-m pytest $(TESTS),tests/halves.py)
 
 lint: .venv/.dev ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy tokenswarm simulator analysis
