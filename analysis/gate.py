@@ -30,7 +30,7 @@ def stage(part: Steady, slo: dict[str, float]) -> dict[str, Any]:
     goals = {} if part.endpoint in NO_TOKENS else {name: slo[name] for name in ("ttft_ms", "tpot_ms")}
     checks = [check(name, ok[name].dropna().to_numpy(), goal) for name, goal in goals.items()]
     checks = [c for c in checks if c["n"] or c["metric"] == "ttft_ms"]  # one-token answers have no TPOT to judge
-    failed = int((~part.rows["ok"]).sum())
+    failed = int((~part.rows["ok"] & ~part.rows["cut"]).sum())
     return {
         "stage": part.stage, "endpoint": part.endpoint, "requests": len(part.rows), "failures": failed,
         "checks": checks, "where_ms": where(ok),

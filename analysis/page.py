@@ -15,12 +15,12 @@ from tokenswarm import runs
 STYLE = """
 :root { color-scheme: light dark; --line: #d5dadd; --head: #f1f4f5; --soft: #59636b; --link: #1f6fb4 }
 @media (prefers-color-scheme: dark) { :root { --line: #3a4147; --head: #23282c; --soft: #9aa5ad; --link: #7ab8f0 } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1.2em }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1.2em }
 body { overflow-wrap: anywhere }
 h1 { margin-bottom: .2em } h1 + p { font-weight: 600 } h2 { margin-top: 1.8em; border-bottom: 1px solid var(--line) }
 a { color: var(--link) } img { max-width: 100%; background: white; border-radius: 4px }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
-th, td { padding: .3em .6em; border-bottom: 1px solid var(--line); white-space: nowrap } th { background: var(--head) }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { padding: .3em .5em; border-bottom: 1px solid var(--line); white-space: nowrap } th { background: var(--head) }
 ul { padding-left: 1.3em } code { font-size: .92em }
 """
 

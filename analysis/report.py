@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,17 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        print(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False))
-    else:
-        print(text(summary) + "\nWritten: " + ", ".join(_written(path)))
+    whole = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)
+    show(whole if options.json else text(summary) + "\nWritten: " + ", ".join(_written(path)))
     return 4 if summary["state"] == "invalid" else 0 if phases.passed(summary) else 1
+
+
+def show(words: str) -> None:
+    """Print; a reader that has seen enough (| head) is no error."""
+    try:
+        print(words, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _written(path: Path) -> list[str]:

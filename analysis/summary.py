@@ -13,6 +13,7 @@ from analysis.stages import StageResult, analyse, client_idle, gaps
 
 SCHEMA = 1
 SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0}
+ENOUGH = 100  # requests from which Little's law may condemn a stage: in fewer, those across the window's edges weigh
 LOST_INVALID = 0.001  # share of lost records above which the run is invalid
 
 
@@ -28,7 +29,7 @@ def build(run: Run) -> dict[str, Any]:
         result.figures["itl_ms"] = gaps(run.itl, part.stage, part.endpoint)
     _set_aside(info, results)
     measured = checks.meter(run, results)
-    state, reasons = _state(run, measured)
+    state, reasons = _state(run, measured, results)
     endpoints = {}
     for name in names:
         mine = [(p, r) for p, r in zip(parts, results, strict=True) if p.endpoint == name]
@@ -70,7 +71,7 @@ def headlines(summary: dict[str, Any]) -> list[str]:
     return out + [f"{name}: {line}" for name, e in limits.items() for line in words.sentences(e, summary["slo"])]
 
 
-def _state(run: Run, measured: dict[str, Any]) -> tuple[str, list[str]]:
+def _state(run: Run, measured: dict[str, Any], results: list[StageResult]) -> tuple[str, list[str]]:
     """complete, incomplete or invalid, with every reason in a plain sentence."""
     asked = str(run.info.get("state", ""))
     reasons = [str(reason) for reason in run.info.get("reasons") or []]
@@ -85,6 +86,11 @@ def _state(run: Run, measured: dict[str, Any]) -> tuple[str, list[str]]:
     if measured["state"] == "invalid":
         state = "invalid"
         reasons.append("the load generator was overloaded: its numbers say nothing about the server")
+    large = [r.figures for r in results if r.figures["requests"] >= max(ENOUGH, 10 * r.figures["users"])]
+    little = [figures["little"]["state"] for figures in large if figures["little"]]
+    if little and set(little) == {"invalid"}:
+        state = "invalid"
+        reasons.append("no stage had the requests in flight that it asked for (Little's law): see the stages")
     if not len(run.requests):
         state = "invalid"
         reasons.append(run.notes[-1] if run.notes else "no data")

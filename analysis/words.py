@@ -148,7 +148,8 @@ def columns(endpoint: dict[str, Any]) -> list[str]:
     """Headings of the stage table; kinds without tokens show items and E2E instead of TTFT and TPOT."""
     stages = endpoint["stages"]
     named = len(stages) > 1 and any(stage["stage"] != f"u{stage['users']:03d}" for stage in stages)
-    out = [*(["stage"] if named else []), "users", "requests", "failed", "req/s"]
+    out = [*(["stage"] if named else []), *(["users"] if any(s["users"] for s in stages) else [])]
+    out += ["requests", "failed", "req/s"]
     out += ["out tok/s"] if any(s["output_tps"] is not None for s in stages) else []
     out += ["in tok/s", "items/s"] if any(s["items_ps"] is not None for s in stages) else []
     if any(s["ttft_ms"]["n"] for s in stages):

@@ -234,6 +234,7 @@ def test_idle_users_make_a_stage_invalid_but_short_requests_do_not(tmp_path: Pat
     assert (
         stage["little"]["state"] == "invalid" and not stage["valid"] and "in flight instead of 40" in stage["unusable"]
     )
+    assert summary["state"] == "invalid" and "Little's law" in summary["reasons"][0], "no stage is left: exit code 4"
     quick = synthetic.ramp(tmp_path / "quick", endpoint="embedding", slots=8, service=0.004)
     _, summary = report(quick)
     assert summary["endpoints"]["embedding"]["client_idle_ms"] == pytest.approx(0.5, abs=0.02)
@@ -245,6 +246,8 @@ def test_report_tells_the_method_and_where_numbers_come_from(tmp_path: Path) -> 
     run = synthetic.ramp(tmp_path / "run")
     report(run)
     text = (run / "report.md").read_text()
+    page = (run / "report.html").read_text()
+    assert page.count("<table>") == text.count("| ---: |\n") and "data:image/png;base64," in page
     for words in ("closed loop, 1 to 48 users, zero think time; latency at this concurrency, not at an arrival rate of",
                   "**TPOT**: time per output token = (E2E - TTFT) / (output tokens - 1)", "git abc123", "seed 1",
                   "sha256 0000000000000000", "locust 2.47.0", "![llm](knee.png)", "## Warnings",
