@@ -213,7 +213,8 @@ def test_many_equal_longest_times_are_a_timeout(tmp_path: Path) -> None:
     for row in rows:
         if row.e2e_ms > 12000:
             row.e2e_ms, row.error, row.status = 12000.0, "disconnect", 0
-    _, summary = report(synthetic.write(tmp_path / "run", rows, []))
+    # these users rest until their request would have ended, so Little's law finds the only stage wanting
+    _, summary = report(synthetic.write(tmp_path / "run", rows, []), 4)
     assert any("same longest time, 12 s" in w["seen"] for w in summary["warnings"])
 
 
@@ -229,7 +230,7 @@ def test_idle_users_make_a_stage_invalid_but_short_requests_do_not(tmp_path: Pat
     thinking = synthetic.stage_rows("u040", 40, 800, synthetic.START, random.Random(1), slots=1000)
     for row in thinking:
         row.e2e_ms *= 0.75  # users rest a quarter of the time
-    _, summary = report(synthetic.write(tmp_path / "thinking", thinking, []))
+    _, summary = report(synthetic.write(tmp_path / "thinking", thinking, []), 4)
     stage = summary["endpoints"]["llm"]["stages"][0]
     assert (
         stage["little"]["state"] == "invalid" and not stage["valid"] and "in flight instead of 40" in stage["unusable"]
