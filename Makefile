@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help ramp baseline soak mixed poisson campaign demo ui master worker check sim gpu-agent report test lint clean
+.PHONY: help ramp baseline soak mixed poisson campaign demo ui master worker check sim gpu-agent report compare calibrate test lint clean
 
 help: ## list the targets
 	@echo "make TARGET [NAME=value ...]; no server named = the built-in simulator"
@@ -43,6 +43,12 @@ sim: .venv/.run ## the simulator alone [SIM="--slots 16 --port 16000"]
 
 gpu-agent: .venv/.run ## on a GPU host that is not the master: NVML as Prometheus text [PORT=9400 GPU_DEVICES=0,1]
 	@$(PY) -m tokenswarm.monitors.gpu --serve $(or $(PORT),9400)
+
+compare: .venv/.run ## two sets of stored runs: did the change help? [A="RUN RUN RUN" B="RUN RUN RUN"]
+	@$(PY) -m analysis.compare "$(A)" "$(B)"
+
+calibrate: .venv/.run ## the meter's own error on this machine, against a server of known times [USERS=50]
+	@$(PY) benchmarks/meter.py --users $(or $(USERS),50)
 
 report: .venv/.run ## report of a stored run [RUN=latest]
 	@$(PY) -m analysis.report $(or $(RUN),latest)

@@ -16,6 +16,9 @@ from pathlib import Path
 from statistics import median, quantiles
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tokenswarm.options import KINDS  # noqa: E402
 
 
 def main() -> int:
@@ -39,8 +42,11 @@ def measure(given: argparse.Namespace, folder: Path) -> Path:
     plan = {"STEPS": str(given.users), "REQUESTS_PER_USER": "10", "MIN_REQUESTS": "0", "MAX_TOKENS": "50"}
     sim = f"--ttft-ms {given.ttft_ms} --tpot-ms {given.tpot_ms} --output-tokens 5000"
     words = [sys.executable, "-m", "tokenswarm.launch", "ramp"]
-    environment = {**os.environ, **plan, "SIM": sim, "REPORTS": str(folder)}
-    subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nobody = {f"{kind.upper()}_URL": "" for kind in KINDS}  # never a server that .env names
+    environment = {**os.environ, **nobody, **plan, "SIM": sim, "REPORTS": str(folder), "ENDPOINT": "llm"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"the run ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return (folder / "latest").resolve()
 
 
