@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -33,12 +34,13 @@ def build(a: list[Stored], b: list[Stored], warnings: list[str]) -> dict[str, An
 
 def limits(a: list[Stored], b: list[Stored]) -> list[dict[str, Any]]:
     """Each limit's bracket in every run, where all runs had the same ladder."""
-    ladders = {tuple(run.stages) for run in [*a, *b]}
+    if len({tuple(run.stages) for run in [*a, *b]}) > 1:
+        return []
+    kinds = [kind for kind, endpoint in a[0].summary["endpoints"].items() if "limits" in endpoint]
     out = []
-    for kind, endpoint in a[0].summary["endpoints"].items() if len(ladders) == 1 else ():
-        for name, words in (NAMES | {"slo_capacity": "SLO capacity"}).items() if "limits" in endpoint else ():
-            arms = [[place(run.summary["endpoints"][kind]["limits"][name]) for run in arm] for arm in (a, b)]
-            out.append({"endpoint": kind, "limit": words, "a": arms[0], "b": arms[1]})
+    for kind, (name, words) in itertools.product(kinds, (NAMES | {"slo_capacity": "SLO capacity"}).items()):
+        arms = [[place(run.summary["endpoints"][kind]["limits"][name]) for run in arm] for arm in (a, b)]
+        out.append({"endpoint": kind, "limit": words, "a": arms[0], "b": arms[1]})
     return out
 
 

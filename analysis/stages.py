@@ -50,12 +50,14 @@ def met(rows: pd.DataFrame, limits: dict[str, float]) -> np.ndarray:
 def client_idle(parts: list[Steady]) -> float:
     """Z: seconds a user spends between two requests (end of stream, record, next prompt), C/X - R at the lowest step.
 
-    The client's own time matters for answers of some 20 ms. More than 10 ms is no overhead but an idle client."""
+    The client's own time matters for answers of some 20 ms. More than 10 ms, and what opening connections took, is no
+    overhead but an idle client."""
     part = min((p for p in parts if p.users), key=lambda p: p.users, default=None)
     if part is None or part.seconds is None or not len(part.completed):
         return 0.0
     idle = part.users * part.seconds / len(part.completed) - part.completed["e2e_ms"].mean() / 1000
-    return float(min(max(idle, 0.0), MAX_IDLE_S))
+    connecting = part.completed["connect_ms"].fillna(0.0).mean() / 1000
+    return float(min(max(idle, 0.0), MAX_IDLE_S + connecting))
 
 
 def analyse(part: Steady, slo: dict[str, float], idle: float = 0.0) -> StageResult:

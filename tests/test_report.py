@@ -236,6 +236,10 @@ def test_idle_users_make_a_stage_invalid_but_short_requests_do_not(tmp_path: Pat
         stage["little"]["state"] == "invalid" and not stage["valid"] and "in flight instead of 40" in stage["unusable"]
     )
     assert summary["state"] == "invalid" and "Little's law" in summary["reasons"][0], "no stage is left: exit code 4"
+    for row in thinking:
+        row.connect_ms = 500.0  # the same rests, but spent on opening a connection each time
+    _, summary = report(synthetic.write(tmp_path / "connecting", thinking, []))
+    assert summary["endpoints"]["llm"]["stages"][0]["valid"]
     quick = synthetic.ramp(tmp_path / "quick", endpoint="embedding", slots=8, service=0.004)
     _, summary = report(quick)
     assert summary["endpoints"]["embedding"]["client_idle_ms"] == pytest.approx(0.5, abs=0.02)
