@@ -86,15 +86,21 @@ def _state(run: Run, measured: dict[str, Any], results: list[StageResult]) -> tu
     if measured["state"] == "invalid":
         state = "invalid"
         reasons.append("the load generator was overloaded: its numbers say nothing about the server")
-    large = [r.figures for r in results if r.figures["requests"] >= max(ENOUGH, 10 * r.figures["users"])]
-    little = [figures["little"]["state"] for figures in large if figures["little"]]
-    if little and set(little) == {"invalid"}:
+    if _never_loaded([r.figures for r in results if r.figures["little"]]):
         state = "invalid"
         reasons.append("no stage had the requests in flight that it asked for (Little's law): see the stages")
     if not len(run.requests):
         state = "invalid"
         reasons.append(run.notes[-1] if run.notes else "no data")
     return state, list(dict.fromkeys(reasons))
+
+
+def _never_loaded(stages: list[dict[str, Any]]) -> bool:
+    """No stage passes Little's law, and one of them surely fails it: enough requests, that were answered. Refusals
+    within a millisecond leave the users with little in flight, and that is the server's doing."""
+    failed = [stage for stage in stages if stage["little"]["state"] == "invalid"]
+    sure = [s for s in failed if s["requests"] >= max(ENOUGH, 10 * s["users"]) and not s["broken"]]
+    return bool(sure) and len(failed) == len(stages)
 
 
 def _endpoint(run: Run, name: str, parts: list[Steady], results: list[StageResult], idle: float) -> dict[str, Any]:

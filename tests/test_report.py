@@ -213,8 +213,7 @@ def test_many_equal_longest_times_are_a_timeout(tmp_path: Path) -> None:
     for row in rows:
         if row.e2e_ms > 12000:
             row.e2e_ms, row.error, row.status = 12000.0, "disconnect", 0
-    # these users rest until their request would have ended, so Little's law finds the only stage wanting
-    _, summary = report(synthetic.write(tmp_path / "run", rows, []), 4)
+    _, summary = report(synthetic.write(tmp_path / "run", rows, []))
     assert any("same longest time, 12 s" in w["seen"] for w in summary["warnings"])
 
 
@@ -237,6 +236,12 @@ def test_idle_users_make_a_stage_invalid_but_short_requests_do_not(tmp_path: Pat
     )
     assert summary["state"] == "invalid" and "Little's law" in summary["reasons"][0], "no stage is left: exit code 4"
     for row in thinking:
+        row.status, row.error, row.e2e_ms = 503, "http_503", 2.0
+    _, summary = report(synthetic.write(tmp_path / "refused", thinking, []))
+    assert summary["state"] == "complete", "a server that refuses at once is not the client's fault"
+    thinking = synthetic.stage_rows("u040", 40, 800, synthetic.START, random.Random(1), slots=1000)
+    for row in thinking:
+        row.e2e_ms *= 0.75
         row.connect_ms = 500.0  # the same rests, but spent on opening a connection each time
     _, summary = report(synthetic.write(tmp_path / "connecting", thinking, []))
     assert summary["endpoints"]["llm"]["stages"][0]["valid"]
