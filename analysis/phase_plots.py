@@ -65,7 +65,8 @@ def _soak_panel(axis: Any, label: str, keys: list[tuple[str, str]], found: dict[
                 minutes: np.ndarray) -> None:  # fmt: skip
     plots._dress(axis, label)
     axis.yaxis.set_label_coords(-0.075, 0.5)
-    for row, (key, colour) in enumerate(keys):
+    highest_first = sorted(keys, key=lambda pair: -float(np.median(series[pair[0]])))  # as the lines lie
+    for row, (key, colour) in enumerate(highest_first):
         d, y = found[key], np.array(series[key])
         axis.plot(minutes, y, color=colour, lw=1.2, marker="o", ms=3.5, alpha=0.8)
         words = d["name"]

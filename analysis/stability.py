@@ -177,7 +177,9 @@ def clock(seconds: float) -> str:
 
 def sentences(found: dict[str, Any]) -> list[str]:
     """The soak in words, what is worst first."""
-    out = []
+    drifts = [d["verdict"] for s in found["stages"] for d in s["drift"]]
+    blind = all(verdict == "cannot judge" for verdict in drifts)
+    out = ["Too short to judge drift: only failures were looked at; hold longer (HOLD=)"] if blind else []
     for s in found["stages"]:
         order = {"FAIL": 0, "WARN": 1}
         out += [_drift(d, s) for d in sorted(s["drift"], key=lambda d: order.get(d["verdict"], 2))]

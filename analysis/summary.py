@@ -86,7 +86,7 @@ def _state(run: Run, measured: dict[str, Any], results: list[StageResult]) -> tu
     if measured["state"] == "invalid":
         state = "invalid"
         reasons.append("the load generator was overloaded: its numbers say nothing about the server")
-    if _never_loaded([r.figures for r in results if r.figures["little"]]):
+    if asked == "complete" and _never_loaded([r.figures for r in results if r.figures["little"]]):
         state = "invalid"
         reasons.append("no stage had the requests in flight that it asked for (Little's law): see the stages")
     if not len(run.requests):
@@ -96,10 +96,11 @@ def _state(run: Run, measured: dict[str, Any], results: list[StageResult]) -> tu
 
 
 def _never_loaded(stages: list[dict[str, Any]]) -> bool:
-    """No stage passes Little's law, and one of them surely fails it: enough requests, that were answered. Refusals
-    within a millisecond leave the users with little in flight, and that is the server's doing."""
+    """No stage passes Little's law, and one of them surely fails it: finished, with enough requests, answered.
+    Refusals within a millisecond leave the users with little in flight, and that is the server's doing."""
     failed = [stage for stage in stages if stage["little"]["state"] == "invalid"]
-    sure = [s for s in failed if s["requests"] >= max(ENOUGH, 10 * s["users"]) and not s["broken"]]
+    enough = [s for s in failed if s["finished"] and s["requests"] >= max(ENOUGH, 10 * s["users"])]
+    sure = [s for s in enough if not s["broken"]]
     return bool(sure) and len(failed) == len(stages)
 
 

@@ -95,6 +95,7 @@ def test_the_campaign_goes_on_where_it_stopped(reports: Shell) -> None:
 
 
 def test_the_soak_held_the_ramps_limit(reports: Shell) -> None:
+    assert summary(newest(reports, "soak"))["headlines"][0].startswith("Too short to judge drift")
     found = summary(newest(reports, "soak"))["soak"]
     (stage,) = found["stages"]
     ramp = summary(newest(reports, "ramp"))["endpoints"]["llm"]["limits"]
